@@ -1,0 +1,67 @@
+# `make demo` and `make test` need nothing but Python >= 3.11 and PyPI: they make .venv themselves.
+# `make test-gpu` and `make bench` use the Python at hand (PYTHON=...), where torch already runs.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+MIN_LINE_COVERAGE := 95
+PYTEST_ARGS ?=
+ARGS ?=
+
+CSRC = $(shell find csrc -type f \( -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.hpp' -o -name '*.cpp' \) 2>/dev/null)
+CLI = -c 'from mqa.cli import main; main()'
+
+.PHONY: demo test test-gpu test-deep lint bench docs format clean help
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'demo       a first look, on any machine'
+	@echo 'test       lint and the CPU tests, with coverage'
+	@echo 'test-deep  the same tests with more examples, and the slow ones'
+	@echo 'test-gpu   the tests that need a GPU, with PYTHON=$(PYTHON)'
+	@echo 'bench      mqa bench $$ARGS, with PYTHON=$(PYTHON)'
+	@echo 'lint format docs clean'
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(PY) $(CLI) demo $(ARGS)
+
+test: lint
+	HYPOTHESIS_PROFILE=ci $(PY) -m pytest -m 'not gpu and not slow' \
+		--cov --cov-report=term --cov-report=json:.coverage.json $(PYTEST_ARGS)
+	@$(PY) -c "import json, sys; t = json.load(open('.coverage.json'))['totals']; \
+		p = 100 * t['covered_lines'] / max(t['num_statements'], 1); \
+		sys.exit(0 if p >= $(MIN_LINE_COVERAGE) else \
+		f'line coverage {p:.2f} %, expected at least $(MIN_LINE_COVERAGE) %')"
+
+test-deep: $(STAMP)
+	HYPOTHESIS_PROFILE=deep $(PY) -m pytest -m 'not gpu' $(PYTEST_ARGS)
+
+test-gpu:
+	$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy --strict mqa
+	$(if $(CSRC),$(VENV)/bin/clang-format --dry-run -Werror $(CSRC))
+
+format: $(STAMP)
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+	$(if $(CSRC),$(VENV)/bin/clang-format -i $(CSRC))
+
+bench:
+	$(PYTHON) $(CLI) bench $(ARGS)
+
+docs: $(STAMP)
+	$(PY) tools/generate_docs.py
+
+clean:
+	rm -rf build dist .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find mqa tests -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,352 @@
+"""The reference that people run: float32, blockwise, bounded memory, batch-invariant.
+
+Everything is one product shape. A query token's heads [H, D] meet one tile of 256 KV tokens
+[D, 256], relu follows, and [1, H] x [H, 256] sums the heads; a batch of such (row, tile) pairs
+goes to `torch.bmm` at once. The shape depends on H and D alone, short tiles are padded with
+zeros, and a batched product does not look at its neighbours: so a row's bits depend neither on
+the other rows nor on where its window starts, nor on how the work was cut. (A plain matrix product
+changes bits with its shape, because the library behind it changes kernels.)
+
+On CPU tensors the windows are read and only the tiles they need are computed; on other devices
+nothing is read on the host: every tile is computed and masked on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from mqa.formats import elements
+from mqa.reference.environment import isolated
+
+TILE = 256
+"""KV tokens of one product."""
+
+_SCORES_BYTES = 2 << 20  # dots of a batch of products: stays in a CPU's caches
+_SPAN_BYTES = 4 << 20  # decoded KV tokens that many rows use before the next ones are decoded
+_QUERY_BYTES = 4 << 20  # decoded query tokens
+_SHARED_ROWS = 16  # from so many rows on, one tile for all rows beats all tiles for one row
+_FLOAT32 = 4
+
+
+class Decoder:
+    """Element codes to float32 [..., D] for one call's format."""
+
+    def __init__(self, q: Tensor, q_scale: Tensor | None) -> None:
+        self._fp4 = q.dtype != torch.float8_e4m3fn
+        self.block_scaled = q_scale is not None
+        self.head_dim = q.shape[-1] * (2 if self._fp4 else 1)
+
+    def __call__(self, values: Tensor, block_scale: Tensor | None) -> Tensor:
+        decoded = elements.decode_e2m1(values) if self._fp4 else elements.decode_e4m3(values)
+        if block_scale is None:
+            return decoded
+        return decoded.mul_(elements.decode_block_scale(block_scale, self.head_dim))
+
+
+class Query(NamedTuple):
+    """Query tokens as stored: q [S, H, D or D/2], q_scale [S, H] or None, weights [S, H]."""
+
+    q: Tensor
+    q_scale: Tensor | None
+    weights: Tensor
+    decode: Decoder
+
+    def part(self, rows: slice) -> Query:
+        scale = None if self.q_scale is None else self.q_scale[rows]
+        return Query(self.q[rows], scale, self.weights[rows], self.decode)
+
+    def decoded(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """float32 q [rows, H, D] and weights [rows, 1, H], the same for any stride and dtype."""
+        part = self.part(rows)
+        return (
+            self.decode(part.q, part.q_scale),
+            part.weights.float().contiguous().unsqueeze(1),
+        )
+
+
+class Span(NamedTuple):
+    """Decoded KV tokens: values [R, tiles, 256, D], scale [R, tiles * 256] or None; R = 1 serves
+    all rows."""
+
+    values: Tensor
+    scale: Tensor | None
+
+    def tiles(self, first: int, last: int) -> Span:
+        scale = None if self.scale is None else self.scale[:, first * TILE : last * TILE]
+        return Span(self.values[:, first:last], scale)
+
+
+class Tokens(Protocol):
+    """Where KV tokens come from: a dense tensor or a paged cache."""
+
+    def span(self, first: int, last: int) -> Span:
+        """Tiles first..last-1, the same for all rows, padded with zeros past the last token."""
+        ...
+
+    def gather(self, rows: slice, positions: Tensor) -> Span:
+        """Tokens at `positions` int64 [rows, tiles * 256], each row its own; any at a position
+        outside a row's window, which is masked later."""
+        ...
+
+
+class DenseTokens:
+    def __init__(self, decoder: Decoder, k: Tensor, kv_scale: Tensor) -> None:
+        self._decode, self._k, self._scale = decoder, k, kv_scale
+
+    def span(self, first: int, last: int) -> Span:
+        tokens = slice(first * TILE, min(last * TILE, self._k.shape[0]))
+        return decoded_span(
+            self._decode, self._k[None, tokens], self._scale[None, tokens], last - first
+        )
+
+    def gather(self, rows: slice, positions: Tensor) -> Span:
+        at = positions.clamp(0, self._k.shape[0] - 1)
+        return decoded_span(self._decode, self._k.view(torch.uint8)[at], self._scale[at])
+
+
+class Windows(NamedTuple):
+    """Row s sees KV tokens low[s]..high[s]-1, int64 [S] within the tokens there are; column j of
+    its result is position origin[s] + j."""
+
+    low: Tensor
+    high: Tensor
+    origin: Tensor
+
+
+@isolated
+def dense(
+    out: Tensor,
+    q: Tensor,
+    q_scale: Tensor | None,
+    k: Tensor,
+    kv_scale: Tensor,
+    weights: Tensor,
+    start: Tensor,
+    end: Tensor,
+    *,
+    compressed: bool,
+    clean: bool,
+    memory: int,
+) -> None:
+    """Score S query tokens against N KV tokens into `out` [S, N], or [S, M] if compressed.
+
+    Shapes and dtypes as in design section 2, all strides allowed; `memory` bounds the extra bytes.
+    """
+    decoder = Decoder(q, q_scale)
+    count = k.shape[0]
+    low, high = (bound.long().clamp(0, count) for bound in (start, end))
+    origin = start.long().clamp(min=0) if compressed else torch.zeros_like(low)
+    windows = Windows(low, high, origin)
+    tokens = DenseTokens(decoder, k, kv_scale)
+    query = Query(q, q_scale, weights, Decoder(q, q_scale))
+    on_cpu = out.device.type == "cpu"
+    if clean and (on_cpu or count == 0):
+        out.fill_(-torch.inf)
+    if count == 0:
+        return
+    if on_cpu:
+        score_windows(out, query, tokens, windows, memory=memory)
+    else:
+        shared = not compressed
+        score_masked(out, query, tokens, windows, shared=shared, clean=clean, memory=memory)
+
+
+def score_windows(
+    out: Tensor,
+    query: Query,
+    tokens: Tokens,
+    windows: Windows,
+    *,
+    memory: int,
+) -> None:
+    """Write the logits inside the windows, read on the host; every other entry keeps its value."""
+    num_heads, head_dim = query.q.shape[1], query.decode.head_dim
+    share = memory // 8  # decoding holds the codes, the values and the block scales at once
+    batch = max(1, min(_SCORES_BYTES, share) // (num_heads * TILE * _FLOAT32))
+    rows = max(1, min(_QUERY_BYTES, share) // (num_heads * head_dim * _FLOAT32))
+    span = max(1, min(_SPAN_BYTES, share) // (TILE * head_dim * _FLOAT32))
+    scratch = Scratch(batch, num_heads, out.device)
+    bounds = list(zip(windows.low.tolist(), windows.high.tolist(), strict=True))
+    for low in range(0, len(bounds), rows):
+        at = slice(low, low + rows)
+        used = [bound for bound in bounds[at] if bound[0] < bound[1]]
+        if not used:
+            continue
+        part = _Rows(
+            out[at],
+            *query.decoded(at),
+            Windows(windows.low[at], windows.high[at], windows.origin[at]),
+            scratch,
+        )
+        first, last = min(a for a, _ in used) // TILE, -(-max(b for _, b in used) // TILE)
+        for tile in range(first, last, span):
+            part.score(tokens, tile, min(tile + span, last))
+
+
+class _Rows:
+    """Decoded query tokens, their windows, and where their logits go."""
+
+    def __init__(
+        self, out: Tensor, queries: Tensor, weights: Tensor, windows: Windows, scratch: Scratch
+    ) -> None:
+        self._out, self._queries, self._weights = out, queries, weights
+        self._windows, self._scratch = windows, scratch
+        self._bounds = list(zip(windows.low.tolist(), windows.high.tolist(), strict=True))
+        self._origin: list[int] = windows.origin.tolist()
+        self._full = not any(self._origin)
+
+    def score(self, tokens: Tokens, first: int, last: int) -> None:
+        """Write what tiles first..last-1 hold for these rows."""
+        needed = self._needing(first, last, range(len(self._bounds)))
+        if not needed:
+            return
+        span = tokens.span(first, last)
+        batch = self._scratch.batch
+        for low in range(needed.start, needed.stop, batch):
+            block = range(low, min(low + batch, needed.stop))
+            if len(block) < _SHARED_ROWS:
+                for row in block:
+                    self._score_row(row, span, first, last)
+            else:
+                for tile in range(first, last):
+                    rows = self._needing(tile, tile + 1, block)
+                    if rows:
+                        self._score_tile(rows, span.tiles(tile - first, tile - first + 1), tile)
+
+    def _needing(self, first: int, last: int, among: range) -> range:
+        """The rows from the first to the last whose window meets the tiles."""
+        low, high = first * TILE, last * TILE
+        meets = [s for s in among if max(self._bounds[s][0], low) < min(self._bounds[s][1], high)]
+        return range(meets[0], meets[-1] + 1) if meets else range(0)
+
+    def _score_tile(self, rows: range, span: Span, tile: int) -> None:
+        at = slice(rows.start, rows.stop)
+        logits = self._scratch.score(self._queries[at], self._weights[at], span)
+        if not self._full:
+            for row in rows:
+                self._write(row, logits[row - rows.start], tile * TILE)
+            return
+        left, right = tile * TILE, min(tile * TILE + TILE, self._out.shape[1])
+        target, logits = self._out[at, left:right], logits[:, : right - left]
+        if any(low > left or high < right for low, high in self._bounds[at]):
+            position = torch.arange(left, right, device=logits.device)
+            low, high = (side[at].unsqueeze(1) for side in self._windows[:2])
+            logits = torch.where((position >= low) & (position < high), logits, target)
+        target.copy_(logits)
+
+    def _score_row(self, row: int, span: Span, first: int, last: int) -> None:
+        low, high = self._bounds[row]
+        if low >= high:
+            return
+        first_needed, last_needed = max(first, low // TILE), min(last, -(-high // TILE))
+        for tile in range(first_needed, last_needed, self._scratch.batch):
+            stop = min(tile + self._scratch.batch, last_needed)
+            queries, weights = self._queries[row : row + 1], self._weights[row : row + 1]
+            logits = self._scratch.score(queries, weights, span.tiles(tile - first, stop - first))
+            self._write(row, logits[0], tile * TILE)
+
+    def _write(self, row: int, logits: Tensor, position: int) -> None:
+        """Copy the logits from `position` on, as far as they are in the row's window."""
+        low = max(self._bounds[row][0], position)
+        high = min(self._bounds[row][1], position + logits.shape[0])
+        if low < high:
+            left, right = low - self._origin[row], high - self._origin[row]
+            self._out[row, left:right] = logits[low - position : high - position]
+
+
+def score_masked(
+    out: Tensor,
+    query: Query,
+    tokens: Tokens,
+    windows: Windows,
+    *,
+    shared: bool,
+    clean: bool,
+    memory: int,
+) -> None:
+    """Write every entry of `out`, masked on the device; nothing is read on the host.
+
+    `shared`: column j is KV token j for all rows, so a span serves them all.
+    """
+    count, num_heads, _ = query.q.shape
+    head_dim, width = query.decode.head_dim, out.shape[1]
+    # Decoding holds an element's code as int32, its value and its block scale at once.
+    row_bytes = num_heads * (TILE + 4 * head_dim) * _FLOAT32
+    tile_bytes = TILE * (num_heads + 4 * head_dim) * _FLOAT32
+    if shared:
+        rows = max(1, min(count, memory // 2 // row_bytes))
+        tiles = max(1, memory // 2 // tile_bytes // rows)
+    else:
+        tiles = max(1, min(-(-width // TILE), memory // 2 // tile_bytes))
+        rows = max(1, memory // 2 // tile_bytes // tiles)
+    scratch = Scratch(rows * tiles, num_heads, out.device)
+    for row, column in _blocks(count, width, rows, tiles * TILE):
+        queries, weights = query.decoded(row)
+        padded = -(-(column.stop - column.start) // TILE) * TILE
+        offset = torch.arange(column.start, column.start + padded, device=out.device)
+        positions = windows.origin[row].unsqueeze(1) + offset
+        if shared:
+            first = column.start // TILE
+            span = tokens.span(first, first + padded // TILE)
+        else:
+            span = tokens.gather(row, positions)
+        logits = scratch.score(queries, weights, span)
+        if clean:
+            low, high = windows.low[row].unsqueeze(1), windows.high[row].unsqueeze(1)
+            inside = (positions >= low) & (positions < high)
+            logits = torch.where(inside, logits, -torch.inf)
+        out[row, column] = logits[:, : column.stop - column.start]
+
+
+def _blocks(rows: int, columns: int, height: int, width: int) -> Iterator[tuple[slice, slice]]:
+    for low in range(0, rows, height):
+        for left in range(0, columns, width):
+            yield slice(low, min(low + height, rows)), slice(left, min(left + width, columns))
+
+
+class Scratch:
+    """Buffers of a batch of products: allocating them anew costs a CPU as much as the products."""
+
+    def __init__(self, batch: int, num_heads: int, device: torch.device) -> None:
+        self.batch = batch
+        self._dots = torch.empty(batch, num_heads, TILE, device=device, dtype=torch.float32)
+        self._sums = torch.empty(batch, 1, TILE, device=device, dtype=torch.float32)
+
+    def score(self, queries: Tensor, weights: Tensor, span: Span) -> Tensor:
+        """Logits float32 [rows, tiles * 256], valid until the next call, of queries [rows, H, D]
+        and weights [rows, 1, H]."""
+        rows, tiles = queries.shape[0], span.values.shape[1]
+        q, w, k = _pairs(queries, tiles), _pairs(weights, tiles), _pairs_of_tiles(span.values, rows)
+        dots, sums = self._dots[: rows * tiles], self._sums[: rows * tiles]
+        torch.bmm(q, k.transpose(1, 2), out=dots)
+        torch.bmm(w, dots.relu_(), out=sums)
+        logits = sums.view(rows, tiles * TILE)
+        if span.scale is not None:
+            logits.mul_(span.scale)
+        return logits.add_(0.0)  # -0.0 becomes +0.0: ties of top-k are one value
+
+
+def _pairs(rows: Tensor, tiles: int) -> Tensor:
+    """[rows, a, b] to [rows * tiles, a, b], a view where one of both is 1."""
+    return rows.unsqueeze(1).expand(-1, tiles, -1, -1).flatten(0, 1)
+
+
+def _pairs_of_tiles(values: Tensor, rows: int) -> Tensor:
+    """[rows or 1, tiles, 256, D] to [rows * tiles, 256, D], likewise."""
+    return values.expand(rows, -1, -1, -1).flatten(0, 1)
+
+
+def decoded_span(decode: Decoder, values: Tensor, scale: Tensor, tiles: int | None = None) -> Span:
+    """Stored tokens, values [rows, n, bytes] and scale [rows, n], padded with zeros to `tiles`."""
+    rows, count = scale.shape
+    k = decode(values, scale if decode.block_scaled else None)
+    missing = 0 if tiles is None else tiles * TILE - count
+    if missing:
+        k = torch.cat((k, k.new_zeros(rows, missing, k.shape[2])), dim=1)
+        scale = torch.cat((scale, scale.new_zeros(rows, missing)), dim=1)
+    k = k.view(rows, -1, TILE, decode.head_dim)
+    return Span(k, None if decode.block_scaled else scale)

@@ -1,0 +1,154 @@
+"""The reference over a paged cache: each request is a dense call whose KV tokens lie in pages."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from mqa.reference.blockwise import (
+    TILE,
+    Decoder,
+    Query,
+    Span,
+    Windows,
+    decoded_span,
+    score_masked,
+    score_windows,
+)
+from mqa.reference.environment import isolated
+
+
+def lens_of_rows(context_lens: Tensor, next_n: int) -> Tensor:
+    """KV tokens that each row sees, int64 [B * next_n], never below 0.
+
+    Lens [B, next_n] say so outright; with lens [B], row j of a request sees the positions up to
+    len - next_n + j.
+    """
+    lens = context_lens.long()
+    if lens.dim() == 1:
+        lens = lens.unsqueeze(1) + torch.arange(1 - next_n, 1, device=lens.device)
+    return lens.flatten().clamp(min=0)
+
+
+def entries_of_requests(lens: Tensor, indices: Tensor) -> Tensor:
+    """For each token of a varlen batch the batch entry whose block table it uses, int64 [B]: the
+    first of the longest in its request, a maximal run of equal `indices`."""
+    entry = torch.arange(lens.shape[0], device=lens.device)
+    if lens.shape[0] == 0:
+        return entry
+    new = torch.cat((torch.ones_like(indices[:1]), (indices[1:] != indices[:-1]).int()))
+    request = new.cumsum(0) - 1
+    zeros = torch.zeros_like(entry)
+    longest = zeros.scatter_reduce(0, request, lens, "amax")[request]
+    candidates = torch.where(lens == longest, entry, lens.shape[0])
+    first = torch.full_like(entry, lens.shape[0]).scatter_reduce(0, request, candidates, "amin")
+    return first[request]
+
+
+class Pages:
+    """A cache by token: in each block P rows of values come first, then P 4-byte scales."""
+
+    def __init__(self, kv_cache: Tensor, decode: Decoder) -> None:
+        self.count, self.size, *_, token_bytes = kv_cache.shape
+        if self.count == 0:  # something to read from: gathers are masked, not branched around
+            kv_cache = kv_cache.new_zeros((1, *kv_cache.shape[1:]))
+        self._scale_dtype = torch.int32 if decode.block_scaled else torch.float32
+        stride, offset, row_bytes = kv_cache.stride(0), kv_cache.storage_offset(), token_bytes - 4
+        shape, scales_at = (kv_cache.shape[0], self.size), offset + self.size * row_bytes
+        self._values = kv_cache.as_strided((*shape, row_bytes), (stride, row_bytes, 1), offset)
+        self._scales = kv_cache.as_strided((*shape, 4), (stride, 4, 1), scales_at)
+
+    def read(self, block: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
+        """Stored values [..., bytes] and scales [...] of tokens `slot` of `block`, both int64."""
+        scales = self._scales[block, slot].view(self._scale_dtype)
+        return self._values[block, slot], scales.squeeze(-1)
+
+
+class PagedTokens:
+    """Tokens of requests: row r reads pages through row entries[r] of an int32 block table."""
+
+    def __init__(
+        self, pages: Pages, decode: Decoder, block_table: Tensor, entries: Tensor, count: int
+    ) -> None:
+        self._pages, self._decode = pages, decode
+        self._table, self._entries, self._count = block_table, entries, count
+
+    def span(self, first: int, last: int) -> Span:
+        """Tiles of the first row's request, whose needed block ids are known to be good."""
+        position = torch.arange(
+            first * TILE, min(last * TILE, self._count), device=self._table.device
+        ).unsqueeze(0)
+        block, slot = self._locate(slice(0, 1), position)
+        return decoded_span(self._decode, *self._pages.read(block, slot), last - first)
+
+    def gather(self, rows: slice, positions: Tensor) -> Span:
+        """Tokens of each row's request; a block id outside the cache reads as zeros."""
+        block, slot = self._locate(rows, positions.clamp(max=self._count - 1))
+        exists = (block >= 0) & (block < self._pages.count)
+        values, scales = self._pages.read(torch.where(exists, block, 0), slot)
+        values = torch.where(exists.unsqueeze(-1), values, 0)
+        return decoded_span(self._decode, values, torch.where(exists, scales, 0))
+
+    def _locate(self, rows: slice, positions: Tensor) -> tuple[Tensor, Tensor]:
+        size = self._pages.size
+        block = self._table[self._entries[rows].unsqueeze(1), positions // size]
+        return block.long(), positions % size
+
+
+@isolated
+def paged(
+    out: Tensor,
+    q: Tensor,
+    q_scale: Tensor | None,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    indices: Tensor | None,
+    *,
+    clean: bool,
+    memory: int,
+) -> None:
+    """Score B * next_n query tokens against their requests' pages into `out` [B * next_n, L].
+
+    Shapes and dtypes as in `docs/semantics.md`, all strides allowed; `memory` bounds the extra
+    bytes. On CPU tensors lens and block ids were checked; elsewhere lens are cut to what there is.
+    """
+    batch, next_n = q.shape[:2]
+    decode = Decoder(q, q_scale)
+    flat_scale = None if q_scale is None else q_scale.flatten(0, 1)
+    query = Query(q.flatten(0, 1), flat_scale, weights, decode)
+    pages = Pages(kv_cache, decode)
+    reach = min(out.shape[1], block_table.shape[1] * pages.size)
+    lens = lens_of_rows(context_lens, next_n).clamp(max=reach)
+    if indices is None:
+        entries = torch.arange(batch, device=lens.device).repeat_interleave(next_n)
+    else:
+        entries = entries_of_requests(lens, indices)
+    if out.device.type == "cpu":
+        if clean:
+            out.fill_(-torch.inf)
+        for rows in _requests(entries):
+            count = int(lens[rows].max())
+            tokens = PagedTokens(pages, decode, block_table, entries[rows], count)
+            zeros = torch.zeros_like(lens[rows])
+            windows = Windows(zeros, lens[rows], zeros)
+            score_windows(out[rows], query.part(rows), tokens, windows, memory=memory)
+        return
+    if clean:
+        out[:, reach:].fill_(-torch.inf)
+    if reach:
+        tokens = PagedTokens(pages, decode, block_table, entries, reach)
+        zeros = torch.zeros_like(lens)
+        windows = Windows(zeros, lens, zeros)
+        part = out[:, :reach]
+        score_masked(part, query, tokens, windows, shared=False, clean=clean, memory=memory)
+
+
+def _requests(entries: Tensor) -> list[slice]:
+    """Runs of rows that read the same pages."""
+    entry = entries.tolist()
+    cuts = [r for r in range(len(entry)) if r == 0 or entry[r] != entry[r - 1]]
+    return [slice(low, high) for low, high in pairwise([*cuts, len(entry)])]

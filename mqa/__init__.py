@@ -1,0 +1,44 @@
+"""Scores of sparse-attention indexers from FP8, MXFP8 and MXFP4 inputs, dense and paged.
+
+    logits[s, n] = sum_h weights[s, h] * relu(dot(q[s, h], k[n]))
+
+`docs/semantics.md` says what that means to the bit, `mqa.reference` defines it in PyTorch.
+"""
+
+from mqa import formats
+from mqa.backends import BackendStatus, Support, backends
+from mqa.config import get_num_sms, get_pdl, set_num_sms, set_pdl
+from mqa.errors import BackendUnavailableError, FallbackWarning
+from mqa.ops import (
+    fp8_fp4_mqa_logits,
+    fp8_fp4_paged_mqa_logits,
+    fp8_mqa_logits,
+    fp8_paged_mqa_logits,
+    get_mqa_logits_metadata,
+    get_paged_mqa_logits_metadata,
+    supports,
+    warmup,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendStatus",
+    "BackendUnavailableError",
+    "FallbackWarning",
+    "Support",
+    "backends",
+    "formats",
+    "fp8_fp4_mqa_logits",
+    "fp8_fp4_paged_mqa_logits",
+    "fp8_mqa_logits",
+    "fp8_paged_mqa_logits",
+    "get_mqa_logits_metadata",
+    "get_num_sms",
+    "get_paged_mqa_logits_metadata",
+    "get_pdl",
+    "set_num_sms",
+    "set_pdl",
+    "supports",
+    "warmup",
+]

@@ -1,0 +1,209 @@
+"""Who computes a call: one ordered list of backends, each with its reasons against a problem.
+
+A backend answers `reasons_against(problem, device)` from the facts of a problem alone, without a
+driver call. `choose` takes the first backend that has none; a named one that has some is an
+error that lists every reason.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mqa import config
+from mqa.errors import BackendUnavailableError, FallbackWarning
+from mqa.problem import Problem
+from mqa.reference import blockwise
+from mqa.reference import paged as reference_paged
+from mqa.validate import DenseCall, PagedCall
+
+
+class Backend(Protocol):
+    """What the list holds. Hopper and Blackwell are one file each that ends in such an object."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def by_default(self) -> bool:
+        """Whether a call that names no backend may get this one."""
+        ...
+
+    def reasons_against(self, problem: Problem, device: torch.device) -> Iterator[str]:
+        """Every reason why this backend cannot run `problem` on `device`; nothing if it can."""
+        ...
+
+    def unusable_here(self) -> str | None:
+        """Why this machine cannot run the backend at all and what would change that, or None."""
+        ...
+
+    def dense(self, call: DenseCall, out: Tensor) -> None: ...
+
+    def paged(self, call: PagedCall, out: Tensor) -> None: ...
+
+    def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
+        """Compile and load what `problem` needs on `device`; the names of these variants."""
+        ...
+
+
+class Reference:
+    """Plain PyTorch, on any device: see `mqa.reference`."""
+
+    name = "reference"
+    by_default = True
+
+    def reasons_against(self, problem: Problem, device: torch.device) -> Iterator[str]:
+        return iter(())
+
+    def unusable_here(self) -> str | None:
+        return None
+
+    def dense(self, call: DenseCall, out: Tensor) -> None:
+        blockwise.dense(
+            out,
+            call.q,
+            call.q_scale,
+            call.k,
+            call.kv_scale,
+            call.weights,
+            call.start,
+            call.end,
+            compressed=call.problem.compressed,
+            clean=call.problem.clean,
+            memory=config.reference_bytes(out.device.type),
+        )
+
+    def paged(self, call: PagedCall, out: Tensor) -> None:
+        reference_paged.paged(
+            out,
+            call.q,
+            call.q_scale,
+            call.kv_cache,
+            call.weights,
+            call.context_lens,
+            call.block_table,
+            call.indices,
+            clean=call.problem.clean,
+            memory=config.reference_bytes(out.device.type),
+        )
+
+    def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
+        return ()
+
+
+REFERENCE = Reference()
+BACKENDS: tuple[Backend, ...] = (REFERENCE,)
+"""Best first."""
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """A line of `mqa.backends()`."""
+
+    name: str
+    usable: bool
+    reason: str
+    """Why this machine cannot run it and what would change that; empty if it can."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """What `mqa.supports` says of a configuration."""
+
+    backend: str | None
+    """The backend that a call would get; None if none accepts it."""
+    reasons: dict[str, tuple[str, ...]]
+    """Every reason of each backend that does not accept it."""
+
+    def __bool__(self) -> bool:
+        return self.backend is not None
+
+
+def backends() -> tuple[BackendStatus, ...]:
+    """Every backend, best first: usable on this machine, or the reason why not."""
+    found = ((backend.name, backend.unusable_here()) for backend in BACKENDS)
+    return tuple(BackendStatus(name, reason is None, reason or "") for name, reason in found)
+
+
+def support(problem: Problem, device: torch.device) -> Support:
+    """Who would run `problem`, and why the others cannot."""
+    reasons = {backend.name: _reasons(backend, problem, device) for backend in BACKENDS}
+    able = (
+        backend.name for backend in BACKENDS if backend.by_default and not reasons[backend.name]
+    )
+    return Support(next(able, None), {name: why for name, why in reasons.items() if why})
+
+
+def choose(problem: Problem, device: torch.device, name: str | None = None) -> Backend:
+    """The backend named (by `name`, else by MQA_BACKEND), or the first without a reason against it.
+
+    Raises ValueError for a name that no backend has, BackendUnavailableError where the one named,
+    or every one, has reasons, and where the reference would run on a GPU under
+    MQA_FALLBACK=error; under MQA_FALLBACK=warn that is a FallbackWarning, once for new reasons.
+    """
+    name = name or config.backend_name()
+    if name is not None:
+        backend = _named(name)
+        if _reasons(backend, problem, device):
+            raise BackendUnavailableError(explain(problem, device, asked=name))
+        return backend
+    for backend in BACKENDS:
+        if backend.by_default and not _reasons(backend, problem, device):
+            if backend is REFERENCE and device.type != "cpu":
+                _fall_back(problem, device)
+            return backend
+    raise BackendUnavailableError(explain(problem, device))
+
+
+def explain(problem: Problem, device: torch.device, asked: str | None = None) -> str:
+    """Who can run `problem` on `device` and why the others cannot, a line each."""
+    lines = [f"{problem} on {device}"]
+    if asked is not None:
+        lines[0] = f"backend {asked!r} cannot run {lines[0]}"
+    width = max(len(backend.name) for backend in BACKENDS)
+    for backend in BACKENDS:
+        reasons = _reasons(backend, problem, device)
+        default = "can run it" if backend.by_default else "can run it, only by name"
+        lines += [f"  {backend.name:<{width}}  {reason}" for reason in reasons or (default,)]
+    return "\n".join(lines)
+
+
+def _named(name: str) -> Backend:
+    for backend in BACKENDS:
+        if backend.name == name:
+            return backend
+    known = ", ".join(backend.name for backend in BACKENDS)
+    raise ValueError(f"backend={name!r}, expected one of {known}")
+
+
+def _reasons(backend: Backend, problem: Problem, device: torch.device) -> tuple[str, ...]:
+    return tuple(backend.reasons_against(problem, device))
+
+
+_warned: set[str] = set()
+_warned_lock = threading.Lock()
+
+
+def _fall_back(problem: Problem, device: torch.device) -> None:
+    policy = config.fallback()
+    if policy == "silent":
+        return
+    faster = [b for b in BACKENDS if b.by_default and b is not REFERENCE]
+    reasons = [f"{b.name}: {why}" for b in faster for why in _reasons(b, problem, device)]
+    why = "; ".join(reasons) or "this version has no CUDA backend"
+    if policy == "error":
+        raise BackendUnavailableError(
+            f"MQA_FALLBACK=error, and only the reference can run {problem} on {device}: {why}"
+        )
+    with _warned_lock:
+        known = why in _warned
+        _warned.add(why)
+    if not known:
+        message = f"the slow reference runs on {device}: {why} (MQA_FALLBACK=silent hides this)"
+        warnings.warn(message, FallbackWarning, stacklevel=4)

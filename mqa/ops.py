@@ -1,0 +1,325 @@
+"""The public functions.
+
+A plain eager call goes to `mqa.run` directly: torch's dispatcher costs as much as a small launch.
+Under torch.compile, torch.export, a dispatch mode or a transform the same calls are the operators
+of `mqa.library`, whose kernels end in the same functions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mqa import config, library, run, validate
+from mqa.backends import Support, choose, support
+from mqa.problem import Format
+from mqa.validate import Query
+
+library.register()
+
+
+def fp8_fp4_mqa_logits(
+    q: Query,
+    kv: tuple[Tensor, Tensor],
+    weights: Tensor,
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    clean_logits: bool = True,
+    max_seqlen_k: int = 0,
+    logits_dtype: torch.dtype = torch.float32,
+    schedule_meta: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Indexer logits of S query tokens against N KV tokens.
+
+    logits[s, n] = kv_scale[n] * sum_h weights[s, h] * relu(dot(q[s, h], k[n])) for n in
+    [start[s], end[s]) clamped to [0, N), see `docs/semantics.md`.
+
+    Args:
+        q: FP8: `float8_e4m3fn` [S, H, D], or a pair with None. MXFP8: a pair of that and `int32`
+            [S, H], a UE8M0 exponent per 32 elements, block b in byte b. MXFP4: a pair of `int8`
+            or `uint8` [S, H, D/2], two E2M1 values a byte, even element low, and `int32` [S, H].
+        kv: Values [N, D] or [N, D/2] and their scale [N] (or [N, 1]): `float32` for FP8, `int32`
+            as for q otherwise.
+        weights: `float32` or `bfloat16` [S, H].
+        cu_seq_len_k_start: `int32` [S], first KV token that a row sees.
+        cu_seq_len_k_end: `int32` [S], one past the last. An empty or inverted window is legal.
+        clean_logits: Write -inf outside the windows; otherwise those entries are unspecified.
+        max_seqlen_k: 0 for a result [S, N]; M > 0 for a result [S, M] whose entry j of row s is
+            position max(start[s], 0) + j. A window longer than M is an error on CPU tensors and
+            cut on GPU tensors.
+        logits_dtype: `float32`, `bfloat16` or `float16`.
+        schedule_meta: From `get_mqa_logits_metadata`; a stale one is slower, never wrong.
+        out: Result to fill, [S, N] or [S, M] in `logits_dtype`, row stride at least its width.
+        backend: Name of a backend; None for the best one that can.
+
+    Returns:
+        `out`, or a fresh tensor whose row stride is a multiple of 1024 bytes.
+
+    Raises:
+        TypeError, ValueError: An argument is wrong; the message names it.
+        BackendUnavailableError: No backend, or not the one named, can run this.
+    """
+    rest = (
+        weights,
+        cu_seq_len_k_start,
+        cu_seq_len_k_end,
+        clean_logits,
+        max_seqlen_k,
+        logits_dtype,
+        schedule_meta,
+    )
+    if not _traced(weights):
+        return run.dense(q, kv, *rest, backend, out)
+    values, scale = q if isinstance(q, tuple | list) else (q, None)
+    inputs = (values, scale, *kv, *rest, backend)
+    if out is None:
+        return torch.ops.mqa.mqa_logits(*inputs)  # type: ignore[no-any-return]
+    torch.ops.mqa.mqa_logits_out(*inputs, out)
+    return out
+
+
+def fp8_fp4_paged_mqa_logits(
+    q: Query,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor | None,
+    max_context_len: int,
+    clean_logits: bool = False,
+    logits_dtype: torch.dtype = torch.float32,
+    indices: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Indexer logits of B requests of next_n query tokens each over a paged KV cache.
+
+    Args:
+        q: As in `fp8_fp4_mqa_logits`, with values [B, next_n, H, D] or [B, next_n, H, D/2] and
+            scale [B, next_n, H].
+        kv_cache: `uint8` [num_blocks, P, 1, D + 4], for MXFP4 [num_blocks, P, 1, D/2 + 4]. In a
+            block the P rows of values come first, then the P 4-byte scales. stride(0) may be
+            larger than a block.
+        weights: `float32` or `bfloat16` [B * next_n, H].
+        context_lens: `int32` [B, next_n], KV tokens that each row sees, in any order; or [B]:
+            row j sees positions up to len - next_n + j.
+        block_table: `int32` [B, columns]; columns from ceil(len / P) on are not read.
+        schedule_meta: From `get_paged_mqa_logits_metadata`, or None.
+        max_context_len: Width of the result. On CPU tensors a len beyond it or beyond the table
+            is an error; on GPU tensors it is cut.
+        clean_logits: Write -inf past each row's len; otherwise those entries are unspecified.
+        logits_dtype: `float32`, `bfloat16` or `float16`.
+        indices: `int32` [B] with next_n = 1: runs of equal indices are one request, whose rows
+            share the pages of the longest one.
+        out: Result to fill, [B * next_n, max_context_len], row stride at least its width.
+        backend: Name of a backend; None for the best one that can.
+
+    Returns:
+        `out`, or a fresh tensor whose row stride is a multiple of 1024 bytes.
+
+    Raises:
+        TypeError, ValueError: An argument is wrong; the message names it.
+        IndexError: A needed block id is not in the cache (CPU tensors; on GPU tensors it reads
+            as zeros).
+        BackendUnavailableError: No backend, or not the one named, can run this.
+    """
+    rest = (
+        kv_cache,
+        weights,
+        context_lens,
+        block_table,
+        schedule_meta,
+        max_context_len,
+        clean_logits,
+        logits_dtype,
+        indices,
+    )
+    if not _traced(weights):
+        return run.paged(q, *rest, backend, out)
+    values, scale = q if isinstance(q, tuple | list) else (q, None)
+    inputs = (values, scale, *rest, backend)
+    if out is None:
+        return torch.ops.mqa.paged_mqa_logits(*inputs)  # type: ignore[no-any-return]
+    torch.ops.mqa.paged_mqa_logits_out(*inputs, out)
+    return out
+
+
+def fp8_mqa_logits(
+    q: Tensor,
+    kv: tuple[Tensor, Tensor],
+    weights: Tensor,
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    clean_logits: bool = True,
+    max_seqlen_k: int = 0,
+) -> Tensor:
+    """`fp8_fp4_mqa_logits` for plain FP8 with float32 logits."""
+    _plain("q", q)
+    return fp8_fp4_mqa_logits(
+        q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k
+    )
+
+
+def fp8_paged_mqa_logits(
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor | None,
+    max_context_len: int,
+    clean_logits: bool = False,
+    indices: Tensor | None = None,
+) -> Tensor:
+    """`fp8_fp4_paged_mqa_logits` for plain FP8 with float32 logits."""
+    _plain("q", q)
+    return fp8_fp4_paged_mqa_logits(
+        q,
+        kv_cache,
+        weights,
+        context_lens,
+        block_table,
+        schedule_meta,
+        max_context_len,
+        clean_logits,
+        indices=indices,
+    )
+
+
+def get_mqa_logits_metadata(
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    num_kv_tokens: int,
+    num_heads: int,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Schedule of a dense call: cut points `int32` [get_num_sms() + 1, 2], see `docs/semantics.md`.
+
+    Args:
+        cu_seq_len_k_start: `int32` [S], as in the call.
+        cu_seq_len_k_end: `int32` [S].
+        num_kv_tokens: N.
+        num_heads: H.
+        out: Result to fill, `int32` [get_num_sms() + 1, 2].
+
+    Raises:
+        TypeError, ValueError: An argument is wrong; the message names it.
+    """
+    sms = config.get_num_sms(cu_seq_len_k_start.device)
+    inputs = (cu_seq_len_k_start, cu_seq_len_k_end, num_kv_tokens, num_heads, sms)
+    if not _traced(cu_seq_len_k_start):
+        return run.dense_metadata(*inputs, out=out)
+    cuts: Tensor = torch.ops.mqa.mqa_logits_metadata(*inputs)
+    return cuts if out is None else out.copy_(cuts)
+
+
+def get_paged_mqa_logits_metadata(
+    context_lens: Tensor,
+    block_kv: int,
+    num_sms: int,
+    indices: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Schedule of a paged call: cut points `int32` [num_sms + 1, 2], see `docs/semantics.md`.
+
+    Args:
+        context_lens: `int32` [B, next_n] as in the call; [B] counts as next_n = 1.
+        block_kv: P, tokens in a page. The cuts do not depend on it.
+        num_sms: SMs to cut for, usually `get_num_sms()`.
+        indices: `int32` [B] as in the call, or None.
+        out: Result to fill, `int32` [num_sms + 1, 2].
+
+    Raises:
+        TypeError, ValueError: An argument is wrong; the message names it.
+    """
+    inputs = (context_lens, block_kv, num_sms, indices)
+    if not _traced(context_lens):
+        return run.paged_metadata(*inputs, out=out)
+    cuts: Tensor = torch.ops.mqa.paged_mqa_logits_metadata(*inputs)
+    return cuts if out is None else out.copy_(cuts)
+
+
+def supports(
+    num_heads: int,
+    head_dim: int,
+    format: Format,
+    *,
+    page_size: int | None = None,
+    weights_dtype: torch.dtype = torch.float32,
+    logits_dtype: torch.dtype = torch.float32,
+    clean: bool = True,
+    compressed: bool = False,
+    device: torch.device | str | None = None,
+) -> Support:
+    """Which backend would run such calls on `device`, and every reason against the others.
+
+    Args:
+        num_heads: H.
+        head_dim: D.
+        format: `fp8`, `mxfp8` or `mxfp4`.
+        page_size: P of a paged cache; None asks about dense calls.
+        weights_dtype: dtype of the weights.
+        logits_dtype: dtype of the result.
+        clean: Whether entries outside windows are to be -inf.
+        compressed: Whether a dense call gives max_seqlen_k.
+        device: Default: the current CUDA device if there is one, else the CPU.
+
+    Raises:
+        TypeError, ValueError: No machine can do this; the message names the argument.
+    """
+    where = _device(device)
+    options = (page_size, weights_dtype, logits_dtype, clean, compressed)
+    problem = validate.configuration(num_heads, head_dim, format, *options)
+    return support(problem, where)
+
+
+def warmup(
+    num_heads: int,
+    head_dim: int,
+    format: Format,
+    *,
+    page_size: int | None = None,
+    weights_dtype: torch.dtype = torch.float32,
+    logits_dtype: torch.dtype = torch.float32,
+    clean: bool = True,
+    compressed: bool = False,
+    device: torch.device | str | None = None,
+    backend: str | None = None,
+) -> tuple[str, ...]:
+    """Compile and load on `device` every kernel variant that such calls can reach.
+
+    Arguments as in `supports`. Returns the names of the variants; none for a backend that compiles
+    nothing, like the reference.
+    """
+    where = _device(device)
+    options = (page_size, weights_dtype, logits_dtype, clean, compressed)
+    problem = validate.configuration(num_heads, head_dim, format, *options)
+    return choose(problem, where, backend).warmup(problem, where)
+
+
+def _traced(tensor: object) -> bool:
+    """Whether something has to see an operator: a compiler, a dispatch mode, a transform."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or (isinstance(tensor, Tensor) and type(tensor) not in (Tensor, torch.nn.Parameter))
+    )
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def _plain(argument: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        shown = type(value).__name__
+        raise TypeError(f"{argument} is a {shown}, expected a float8_e4m3fn tensor: plain FP8")

@@ -1,0 +1,494 @@
+"""The only place that rejects a wrong call: rules that are true on every machine.
+
+Each public function passes here once and comes out as a call: a frozen problem and tensors in one
+normal form (k scale [N], packed FP4 as uint8). What is right but beyond a backend is that
+backend's business (`mqa.backends`). Every error names the argument, what was expected and what
+came, and is raised before anything is written or launched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from mqa import arguments, config
+from mqa.formats.elements import MX_BLOCK
+from mqa.problem import FORMATS, DenseProblem, Format, Layout, PagedProblem, Problem
+from mqa.reference.paged import entries_of_requests, lens_of_rows
+
+FP8 = torch.float8_e4m3fn
+_PACKED = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
+_WEIGHTS = (torch.float32, torch.bfloat16)
+_LOGITS = (torch.float32, torch.bfloat16, torch.float16)
+_SCALE_BYTES = 4
+_MX_MAX_DIM = MX_BLOCK * _SCALE_BYTES
+_ADDRESS_BYTES = 16
+Query: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
+"""q of a call: FP8 values alone, or values and a scale (None for FP8)."""
+
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_WEIGHTS, *_LOGITS)}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseCall:
+    """One dense call. Shapes as `DenseProblem`: q [S, H, D or D/2], q_scale int32 [S, H] or None,
+    k [N, D or D/2], kv_scale [N], weights [S, H], start and end int32 [S]."""
+
+    problem: DenseProblem
+    q: Tensor
+    q_scale: Tensor | None
+    k: Tensor
+    kv_scale: Tensor
+    weights: Tensor
+    start: Tensor
+    end: Tensor
+    schedule: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class PagedCall:
+    """One paged call. Shapes as `PagedProblem`: q [B, next_n, H, D or D/2], q_scale int32
+    [B, next_n, H] or None, kv_cache uint8 [blocks, P, (1,) bytes], weights [B * next_n, H],
+    context_lens int32 [B, next_n] or [B], block_table int32 [B, columns]."""
+
+    problem: PagedProblem
+    q: Tensor
+    q_scale: Tensor | None
+    kv_cache: Tensor
+    weights: Tensor
+    context_lens: Tensor
+    block_table: Tensor
+    indices: Tensor | None
+    schedule: Tensor | None
+
+
+def dense(
+    q: Any,
+    kv: Any,
+    weights: Any,
+    start: Any,
+    end: Any,
+    clean_logits: Any,
+    max_seqlen_k: Any,
+    logits_dtype: Any,
+    schedule_meta: Any,
+    out: Any,
+) -> DenseCall:
+    """Check the arguments of `mqa.fp8_fp4_mqa_logits`."""
+    q, q_scale = _query(q)
+    k, kv_scale = arguments.pair("kv", kv)
+    k, kv_scale = arguments.tensor("kv[0]", k), arguments.tensor("kv[1]", kv_scale)
+    fmt = _format(q, q_scale)
+    _same_elements(fmt, k)
+    q, k = _unpacked_view(q), _unpacked_view(k)
+    (S, H, stored), (N,) = arguments.rank("q", q, 3), arguments.rank("kv[0]", k, 2)[:1]
+    D = _head_dim(fmt, H, stored)
+    arguments.expect_shape("kv[0]", k, (N, stored))
+    if kv_scale.shape == (N, 1):
+        kv_scale = kv_scale.squeeze(1)
+    arguments.expect("kv[1]", kv_scale, (N,), (torch.float32 if fmt == "fp8" else torch.int32,))
+    if q_scale is not None:
+        arguments.expect("q[1]", q_scale, (S, H), (torch.int32,))
+    arguments.expect("weights", weights, (S, H), _WEIGHTS)
+    arguments.expect("cu_seq_len_k_start", start, (S,), (torch.int32,))
+    arguments.expect("cu_seq_len_k_end", end, (S,), (torch.int32,))
+    _flag(clean_logits)
+    arguments.size("max_seqlen_k", max_seqlen_k)
+    _dtype(logits_dtype)
+    sms = _schedule(schedule_meta)
+    width = max_seqlen_k or N
+    named = {
+        "q": q,
+        "q_scale": q_scale,
+        "kv": k,
+        "kv_scale": kv_scale,
+        "w": weights,
+        "start": start,
+        "end": end,
+        "out": out,
+    }
+    _one_device(named, schedule_meta)
+    _output(out, (S, width), logits_dtype)
+    _no_gradient(weights)
+    if max_seqlen_k and _values_readable(q):
+        _windows_fit(start, end, N, max_seqlen_k)
+    problem = DenseProblem(
+        format=fmt,
+        S=S,
+        N=N,
+        H=H,
+        D=D,
+        M=max_seqlen_k,
+        weights=_NAMES[weights.dtype],
+        out=_NAMES[logits_dtype],
+        clean=clean_logits,
+        sms=sms,
+        layout=_layout(named),
+    )
+    return DenseCall(problem, q, q_scale, k, kv_scale, weights, start, end, schedule_meta)
+
+
+def paged(
+    q: Any,
+    kv_cache: Any,
+    weights: Any,
+    context_lens: Any,
+    block_table: Any,
+    schedule_meta: Any,
+    max_context_len: Any,
+    clean_logits: Any,
+    logits_dtype: Any,
+    indices: Any,
+    out: Any,
+) -> PagedCall:
+    """Check the arguments of `mqa.fp8_fp4_paged_mqa_logits`."""
+    q, q_scale = _query(q)
+    fmt = _format(q, q_scale)
+    q = _unpacked_view(q)
+    B, next_n, H, stored = arguments.rank("q", q, 4)
+    if next_n == 0:
+        arguments.reject(
+            "q.shape", tuple(q.shape), "at least one query token a request (next_n >= 1)"
+        )
+    D = _head_dim(fmt, H, stored)
+    if q_scale is not None:
+        arguments.expect("q[1]", q_scale, (B, next_n, H), (torch.int32,))
+    blocks, page_size = _cache(kv_cache, stored)
+    arguments.expect("weights", weights, (B * next_n, H), _WEIGHTS)
+    _lens(context_lens, B, next_n)
+    columns = arguments.rank("block_table", block_table, 2)[1]
+    arguments.expect("block_table", block_table, (B, columns), (torch.int32,))
+    if indices is not None:
+        arguments.expect("indices", indices, (B,), (torch.int32,))
+        if next_n != 1:
+            arguments.reject("q.shape", tuple(q.shape), "next_n = 1 where indices are given")
+    arguments.size("max_context_len", max_context_len)
+    _flag(clean_logits)
+    _dtype(logits_dtype)
+    sms = _schedule(schedule_meta)
+    named = {
+        "q": q,
+        "q_scale": q_scale,
+        "cache": kv_cache,
+        "w": weights,
+        "lens": context_lens,
+        "table": block_table,
+        "indices": indices,
+        "out": out,
+    }
+    _one_device(named, schedule_meta)
+    _output(out, (B * next_n, max_context_len), logits_dtype)
+    _no_gradient(weights)
+    if _values_readable(q):
+        _lens_fit(context_lens, next_n, max_context_len, columns * page_size)
+        _blocks_exist(context_lens, next_n, block_table, indices, page_size, blocks)
+    problem = PagedProblem(
+        format=fmt,
+        B=B,
+        next_n=next_n,
+        H=H,
+        D=D,
+        P=page_size,
+        blocks=blocks,
+        columns=columns,
+        L=max_context_len,
+        weights=_NAMES[weights.dtype],
+        out=_NAMES[logits_dtype],
+        clean=clean_logits,
+        lens_rank=context_lens.dim(),
+        varlen=indices is not None,
+        sms=sms,
+        layout=_layout(named),
+    )
+    tensors = (kv_cache, weights, context_lens, block_table, indices, schedule_meta)
+    return PagedCall(problem, q, q_scale, *tensors)
+
+
+def dense_metadata(start: Any, end: Any, num_kv_tokens: Any, num_heads: Any) -> None:
+    """Check the arguments of `mqa.get_mqa_logits_metadata`."""
+    rows = arguments.rank("cu_seq_len_k_start", start, 1)
+    arguments.expect("cu_seq_len_k_start", start, rows, (torch.int32,))
+    arguments.expect("cu_seq_len_k_end", end, rows, (torch.int32,))
+    arguments.size("num_kv_tokens", num_kv_tokens)
+    arguments.size("num_heads", num_heads, least=1)
+    _one_device({"start": start, "end": end}, None)
+
+
+def paged_metadata(context_lens: Any, block_kv: Any, num_sms: Any, indices: Any) -> None:
+    """Check the arguments of `mqa.get_paged_mqa_logits_metadata`."""
+    arguments.tensor("context_lens", context_lens)
+    shape = tuple(context_lens.shape)
+    if len(shape) not in (1, 2) or shape[1:] == (0,):
+        arguments.reject("context_lens.shape", shape, "[B, next_n] with next_n >= 1, or [B]")
+    arguments.expect("context_lens", context_lens, shape, (torch.int32,))
+    arguments.size("block_kv", block_kv, least=1)
+    arguments.size("num_sms", num_sms, least=1)
+    if indices is not None:
+        if shape[1:] not in ((), (1,)):
+            arguments.reject("context_lens.shape", shape, "next_n = 1 where indices are given")
+        arguments.expect("indices", indices, shape[:1], (torch.int32,))
+    _one_device({"lens": context_lens, "indices": indices}, None)
+
+
+def metadata_out(out: Any, num_sms: int, device: torch.device) -> None:
+    """Check the `out` of a metadata function: int32 [num_sms + 1, 2], any strides."""
+    if out is None:
+        return
+    arguments.expect("out", out, (num_sms + 1, 2), (torch.int32,))
+    if out.device != device:
+        arguments.reject("out.device", out.device, f"{device}, where the other tensors are")
+
+
+def configuration(
+    num_heads: Any,
+    head_dim: Any,
+    format: Any,
+    page_size: Any,
+    weights_dtype: Any,
+    logits_dtype: Any,
+    clean: Any,
+    compressed: Any,
+) -> Problem:
+    """The smallest problem of a configuration, for the arguments of `mqa.supports`."""
+    if format not in FORMATS:
+        arguments.reject("format", format, f"one of {', '.join(FORMATS)}")
+    arguments.size("num_heads", num_heads, least=1)
+    arguments.size("head_dim", head_dim, least=1)
+    _head_dim(format, num_heads, head_dim if format != "mxfp4" else head_dim // 2)
+    if weights_dtype not in _WEIGHTS:
+        arguments.reject("weights_dtype", weights_dtype, " or ".join(map(str, _WEIGHTS)), TypeError)
+    _dtype(logits_dtype)
+    for argument, flag in (("clean", clean), ("compressed", compressed)):
+        if not isinstance(flag, bool):
+            arguments.reject(argument, flag, "True or False", TypeError)
+    facts = {"weights": _NAMES[weights_dtype], "out": _NAMES[logits_dtype], "clean": clean}
+    if page_size is None:
+        M = int(compressed)
+        return DenseProblem(format, S=1, N=1, H=num_heads, D=head_dim, M=M, **facts)
+    arguments.size("page_size", page_size, least=1)
+    if compressed:
+        arguments.reject("compressed", compressed, "False where page_size is given")
+    sizes = {"B": 1, "next_n": 1, "blocks": 1, "columns": 1, "L": page_size}
+    return PagedProblem(format, H=num_heads, D=head_dim, P=page_size, **sizes, **facts)
+
+
+def backend_name(backend: Any) -> None:
+    if backend is not None and not isinstance(backend, str):
+        arguments.reject("backend", backend, "a backend's name or None", TypeError)
+
+
+def _query(q: Any) -> tuple[Tensor, Tensor | None]:
+    if isinstance(q, Tensor):
+        return arguments.tensor("q", q), None
+    values, scale = arguments.pair("q", q)
+    return arguments.tensor("q[0]", values), None if scale is None else arguments.tensor(
+        "q[1]", scale
+    )
+
+
+def _format(q: Tensor, q_scale: Tensor | None) -> Format:
+    if q_scale is None:
+        if q.dtype != FP8:
+            wanted = f"{FP8}, or a pair (values, int32 scale) for MXFP8 and MXFP4"
+            arguments.reject("q.dtype", q.dtype, wanted, TypeError)
+        return "fp8"
+    if q.dtype == FP8:
+        return "mxfp8"
+    if q.dtype not in _PACKED:
+        arguments.reject("q[0].dtype", q.dtype, f"{FP8} (MXFP8) or int8, uint8 (MXFP4)", TypeError)
+    return "mxfp4"
+
+
+def _same_elements(fmt: Format, k: Tensor) -> None:
+    if fmt == "mxfp4":
+        if k.dtype not in _PACKED:
+            arguments.reject(
+                "kv[0].dtype", k.dtype, "int8 or uint8, as q is packed MXFP4", TypeError
+            )
+    elif k.dtype != FP8:
+        arguments.reject("kv[0].dtype", k.dtype, f"{FP8}, as q is", TypeError)
+
+
+def _unpacked_view(values: Tensor) -> Tensor:
+    return values if values.dtype == FP8 else values.view(torch.uint8)
+
+
+def _head_dim(fmt: Format, num_heads: int, stored: int) -> int:
+    if num_heads == 0 or stored == 0:
+        arguments.reject(
+            "q.shape", f"[..., {num_heads}, {stored}]", "at least one head and one dimension"
+        )
+    head_dim = stored * 2 if fmt == "mxfp4" else stored
+    if fmt != "fp8" and (head_dim % MX_BLOCK or head_dim > _MX_MAX_DIM):
+        arguments.reject(
+            "head_dim", head_dim, f"32, 64, 96 or 128 for {fmt}: an int32 holds four scales"
+        )
+    return head_dim
+
+
+def _flag(clean_logits: Any) -> None:
+    if not isinstance(clean_logits, bool):
+        wanted = (
+            "True or False (some libraries of this kind take another argument in this place: "
+            "pass everything after the fifth argument by name)"
+        )
+        arguments.reject("clean_logits", clean_logits, wanted, TypeError)
+
+
+def _dtype(logits_dtype: Any) -> None:
+    if logits_dtype not in _LOGITS:
+        arguments.reject("logits_dtype", logits_dtype, " or ".join(map(str, _LOGITS)), TypeError)
+
+
+def _schedule(schedule_meta: Any) -> int:
+    """SMs that a schedule is for; 0 without one. What it holds is never an error."""
+    if schedule_meta is None:
+        return 0
+    arguments.tensor("schedule_meta", schedule_meta)
+    if schedule_meta.dtype != torch.int32:
+        arguments.reject("schedule_meta.dtype", schedule_meta.dtype, "torch.int32", TypeError)
+    shape = tuple(schedule_meta.shape)
+    if len(shape) != 2 or shape[0] < 2 or shape[1] != 2:
+        arguments.reject("schedule_meta.shape", shape, "[number of SMs + 1, 2]")
+    return int(shape[0]) - 1
+
+
+def _cache(kv_cache: Any, stored: int) -> tuple[int, int]:
+    arguments.tensor("kv_cache", kv_cache)
+    if kv_cache.dtype != torch.uint8:
+        arguments.reject("kv_cache.dtype", kv_cache.dtype, "torch.uint8", TypeError)
+    shape, token = tuple(kv_cache.shape), stored + _SCALE_BYTES
+    squeezed = shape[:2] + shape[3:] if len(shape) == 4 and shape[2] == 1 else shape
+    if len(squeezed) != 3 or squeezed[1] == 0 or squeezed[2] != token:
+        arguments.reject(
+            "kv_cache.shape", shape, f"[num_blocks, P >= 1, 1, {token}] for q's head_dim"
+        )
+    strides = kv_cache.stride()
+    if strides[-1] != 1 or (shape[1] > 1 and strides[1] != token):
+        arguments.reject(
+            "kv_cache.stride()", strides, f"contiguous blocks: (any, {token}, {token}, 1)"
+        )
+    return shape[0], shape[1]
+
+
+def _lens(context_lens: Any, batch: int, next_n: int) -> None:
+    arguments.tensor("context_lens", context_lens)
+    if context_lens.dtype != torch.int32:
+        arguments.reject("context_lens.dtype", context_lens.dtype, "torch.int32", TypeError)
+    if tuple(context_lens.shape) not in ((batch,), (batch, next_n)):
+        shape = tuple(context_lens.shape)
+        arguments.reject("context_lens.shape", shape, f"{(batch, next_n)} or {(batch,)}")
+
+
+def _one_device(named: dict[str, Any], schedule_meta: Any) -> None:
+    first, *others = (item for item in named.items() if item[1] is not None)
+    if schedule_meta is not None:
+        others.append(("schedule_meta", schedule_meta))
+    for name, value in others:
+        if isinstance(value, Tensor) and value.device != first[1].device:
+            argument = _ARGUMENTS.get(name, name)
+            wanted = f"{first[1].device}, where {_ARGUMENTS.get(first[0], first[0])} is"
+            arguments.reject(f"{argument}.device", value.device, wanted)
+
+
+_ARGUMENTS = {
+    "q_scale": "q[1]",
+    "kv": "kv[0]",
+    "kv_scale": "kv[1]",
+    "w": "weights",
+    "start": "cu_seq_len_k_start",
+    "end": "cu_seq_len_k_end",
+    "cache": "kv_cache",
+    "lens": "context_lens",
+    "table": "block_table",
+}
+
+
+def _output(out: Any, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    if out is None:
+        return
+    arguments.expect("out", out, shape, (dtype,))
+    rows, width = shape
+    row_stride, column_stride = out.stride()
+    if (width > 1 and column_stride != 1) or (rows > 1 and row_stride < width):
+        arguments.reject("out.stride()", out.stride(), f"(at least {width}, 1)")
+
+
+def _no_gradient(weights: Tensor) -> None:
+    if weights.requires_grad and torch.is_grad_enabled():
+        wanted = "False: logits have no gradient; pass weights.detach() or use torch.no_grad()"
+        arguments.reject("weights.requires_grad", True, wanted)
+
+
+def _values_readable(q: Tensor) -> bool:
+    """Values are checked where reading them costs no synchronisation, or when debugging."""
+    if q.device.type == "cpu":
+        return True
+    return config.debug() and not (q.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _windows_fit(start: Tensor, end: Tensor, num_kv: int, max_seqlen_k: int) -> None:
+    length = end.long().clamp(0, num_kv) - start.long().clamp(0, num_kv)
+    too_long = (length > max_seqlen_k).nonzero()
+    if too_long.numel():
+        row = int(too_long[0])
+        window = f"row {row} sees {int(length[row])} KV tokens"
+        arguments.reject("max_seqlen_k", max_seqlen_k, f"no shorter than any window, but {window}")
+
+
+def _lens_fit(context_lens: Tensor, next_n: int, max_context_len: int, table: int) -> None:
+    lens = lens_of_rows(context_lens, next_n)
+    longest = int(lens.max()) if lens.numel() else 0
+    if longest > max_context_len:
+        arguments.reject("context_lens", longest, f"at most max_context_len={max_context_len}")
+    if longest > table:
+        arguments.reject(
+            "context_lens", longest, f"at most {table}: block_table columns x page size"
+        )
+
+
+def _blocks_exist(
+    context_lens: Tensor,
+    next_n: int,
+    block_table: Tensor,
+    indices: Tensor | None,
+    page_size: int,
+    blocks: int,
+) -> None:
+    lens = lens_of_rows(context_lens, next_n)
+    if lens.numel() == 0:
+        return
+    if indices is None:
+        entries = torch.arange(block_table.shape[0], device=lens.device)
+        needed = lens.view(-1, next_n).amax(1)
+    else:
+        entries = torch.unique(entries_of_requests(lens, indices))
+        needed = lens[entries]
+    pages = (needed + page_size - 1) // page_size
+    width = int(pages.max())
+    table = block_table[entries, :width]
+    column = torch.arange(width, device=lens.device)
+    wrong = ((table < 0) | (table >= blocks)) & (column < pages.unsqueeze(1))
+    if wrong.any():
+        row, at = (int(i) for i in wrong.nonzero()[0])
+        where = f"block_table[{int(entries[row])}, {at}]"
+        arguments.reject(
+            where, int(table[row, at]), f"a block id from 0 to {blocks - 1}", IndexError
+        )
+
+
+def _layout(named: dict[str, Tensor | None]) -> Layout:
+    """Departures from contiguous, 16-byte-aligned tensors, as a problem's line shows them."""
+    departures: list[tuple[str, tuple[int, ...]]] = []
+    for name, tensor in named.items():
+        if tensor is None:
+            continue
+        if not tensor.is_contiguous():
+            departures.append((f"{name}_stride", tuple(tensor.stride())))
+        offset = tensor.data_ptr() % _ADDRESS_BYTES
+        if offset:
+            departures.append((f"{name}_off", (offset,)))
+    return tuple(sorted(departures))

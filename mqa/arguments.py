@@ -8,13 +8,25 @@ import torch
 from torch import Tensor
 
 
+_MOST, _LONGEST = 8, 100
+
+
 def reject(
     argument: str, came: object, expected: str, kind: type[Exception] = ValueError
 ) -> NoReturn:
-    shown = str(came) if isinstance(came, torch.device | torch.dtype | tuple) else repr(came)
-    if isinstance(came, Tensor):
-        shown = f"a {came.dtype} tensor of shape {tuple(came.shape)}"
-    raise kind(f"{argument}={shown}, expected {expected}")
+    raise kind(f"{argument}={_shown(came)}, expected {expected}")
+
+
+def _shown(value: object) -> str:
+    """One short line for any value: a tensor by dtype and shape, never by its elements."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} tensor {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        inner = ", ".join(map(_shown, value[:_MOST])) + (", ..." if len(value) > _MOST else "")
+        comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
+        return f"({inner}{comma})" if isinstance(value, tuple) else f"[{inner}]"
+    text = str(value) if isinstance(value, torch.device | torch.dtype) else repr(value)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
 def tensor(argument: str, value: Any) -> Tensor:

@@ -134,9 +134,9 @@ def backends() -> tuple[BackendStatus, ...]:
 def support(problem: Problem, device: torch.device) -> Support:
     """Who would run `problem`, and why the others cannot."""
     reasons = {backend.name: _reasons(backend, problem, device) for backend in BACKENDS}
-    able = (
-        backend.name for backend in BACKENDS if backend.by_default and not reasons[backend.name]
-    )
+    asked = config.backend_name()
+    considered = [_named(asked)] if asked is not None else [b for b in BACKENDS if b.by_default]
+    able = (backend.name for backend in considered if not reasons[backend.name])
     return Support(next(able, None), {name: why for name, why in reasons.items() if why})
 
 
@@ -147,7 +147,7 @@ def choose(problem: Problem, device: torch.device, name: str | None = None) -> B
     or every one, has reasons, and where the reference would run on a GPU under
     MQA_FALLBACK=error; under MQA_FALLBACK=warn that is a FallbackWarning, once for new reasons.
     """
-    name = name or config.backend_name()
+    name = config.backend_name() if name is None else name
     if name is not None:
         backend = _named(name)
         if _reasons(backend, problem, device):

@@ -19,13 +19,16 @@ Format: TypeAlias = Literal["fp8", "mxfp8", "mxfp4"]
 FORMATS: tuple[Format, ...] = ("fp8", "mxfp8", "mxfp4")
 WEIGHTS_DTYPES = ("float32", "bfloat16")
 LOGITS_DTYPES = ("float32", "bfloat16", "float16")
+MX_HEAD_DIMS = (32, 64, 96, 128)
+"""Whole blocks of 32 elements, at most four: one int32 holds their scales."""
 REGIMES = ("bounded", "exact")
 WINDOWS = ("causal", "full", "random", "packed", "empty")
 LENS = ("full", "random", "ramp", "zero")
 
 Layout: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 """Departures from contiguous, 16-byte-aligned tensors: (`<tensor>_stride`, strides in elements)
-and (`<tensor>_off`, (address mod 16,)), sorted."""
+and (`<tensor>_off`, (address mod 16,)), sorted. Strides of trailing dimensions may be left out of
+a line: those are contiguous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,9 @@ def parse(line: str) -> Problem:
     ]
     if missing:
         raise ValueError(f"problem={line!r}: missing {', '.join(missing)}")
-    return _KINDS[kind](format=fmt, layout=tuple(sorted(layout.items())), **values)
+    problem = _KINDS[kind](format=fmt, layout=tuple(sorted(layout.items())), **values)
+    _assert_possible(problem)
+    return problem
 
 
 def _format(kind: str, problem: Problem) -> str:
@@ -175,6 +180,14 @@ def _format(kind: str, problem: Problem) -> str:
         words.append(f"{field.name}={int(value) if isinstance(value, bool) else value}")
     words += [f"{name}={'x'.join(map(str, numbers))}" for name, numbers in problem.layout]
     return " ".join(words)
+
+
+def _assert_possible(problem: Problem) -> None:
+    """Fields that exclude each other."""
+    if problem.format != "fp8" and problem.D not in MX_HEAD_DIMS:
+        raise ValueError(f"problem: D={problem.D}, expected one of {MX_HEAD_DIMS} for MX formats")
+    if isinstance(problem, PagedProblem) and problem.varlen and problem.next_n != 1:
+        raise ValueError(f"problem: varlen=1 with next_n={problem.next_n}, expected next_n=1")
 
 
 def _is_layout(kind: str, name: str) -> bool:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from mqa import arguments, config
-from mqa.formats.elements import MX_BLOCK
-from mqa.problem import FORMATS, DenseProblem, Format, Layout, PagedProblem, Problem
+from mqa.problem import FORMATS, MX_HEAD_DIMS, DenseProblem, Format, Layout, PagedProblem, Problem
 from mqa.reference.paged import entries_of_requests, lens_of_rows
 
 FP8 = torch.float8_e4m3fn
@@ -24,7 +23,6 @@ _PACKED = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
 _WEIGHTS = (torch.float32, torch.bfloat16)
 _LOGITS = (torch.float32, torch.bfloat16, torch.float16)
 _SCALE_BYTES = 4
-_MX_MAX_DIM = MX_BLOCK * _SCALE_BYTES
 _ADDRESS_BYTES = 16
 Query: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
 """q of a call: FP8 values alone, or values and a scale (None for FP8)."""
@@ -257,7 +255,8 @@ def configuration(
         arguments.reject("format", format, f"one of {', '.join(FORMATS)}")
     arguments.size("num_heads", num_heads, least=1)
     arguments.size("head_dim", head_dim, least=1)
-    _head_dim(format, num_heads, head_dim if format != "mxfp4" else head_dim // 2)
+    if format != "fp8":
+        _block_scaled_dim(format, head_dim)
     if weights_dtype not in _WEIGHTS:
         arguments.reject("weights_dtype", weights_dtype, " or ".join(map(str, _WEIGHTS)), TypeError)
     _dtype(logits_dtype)
@@ -321,11 +320,15 @@ def _head_dim(fmt: Format, num_heads: int, stored: int) -> int:
         arguments.reject(
             "q.shape", f"[..., {num_heads}, {stored}]", "at least one head and one dimension"
         )
-    head_dim = stored * 2 if fmt == "mxfp4" else stored
-    if fmt != "fp8" and (head_dim % MX_BLOCK or head_dim > _MX_MAX_DIM):
-        arguments.reject(
-            "head_dim", head_dim, f"32, 64, 96 or 128 for {fmt}: an int32 holds four scales"
-        )
+    if fmt == "fp8":
+        return stored
+    return _block_scaled_dim(fmt, stored * 2 if fmt == "mxfp4" else stored)
+
+
+def _block_scaled_dim(fmt: Format, head_dim: int) -> int:
+    if head_dim not in MX_HEAD_DIMS:
+        wanted = f"one of {MX_HEAD_DIMS} for {fmt}: an int32 holds four scales of 32 elements"
+        arguments.reject("head_dim", head_dim, wanted)
     return head_dim
 
 

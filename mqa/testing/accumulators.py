@@ -1,0 +1,133 @@
+"""Models of how hardware and libraries sum a dot product.
+
+A model has `dots(q, k)`, the sums it stands for, and `error(q, k)`, how far an implementation may
+be from them. Both take q [R, D] and k [K, D] (float64, block scales included) and return float64
+[R, K]. The oracle builds on `dots`, the tolerance on `error`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from mqa.testing._codes import F64, I32
+
+_NOTHING = -2000
+"""Stands for the exponent of zero: below that of every float64."""
+
+
+class Accumulator(Protocol):
+    def dots(self, q: F64, k: F64) -> F64: ...
+
+    def error(self, q: F64, k: F64) -> F64: ...
+
+
+@dataclass(frozen=True)
+class Float64:
+    """Sums in float64, taken as exact: right for the exact regime, where nothing is rounded."""
+
+    def dots(self, q: F64, k: F64) -> F64:
+        return np.asarray(q @ k.T, np.float64)
+
+    def error(self, q: F64, k: F64) -> F64:
+        return np.zeros((len(q), len(k)))
+
+
+@dataclass(frozen=True)
+class Float32AnyOrder:
+    """Exact products, summed in float32 (or better) in any order, fused or not.
+
+    Each of the D - 1 additions rounds to nearest, by at most 2^-24 of a partial sum, and no partial
+    sum exceeds sum_d |q.k| (to first order in 2^-24).
+    """
+
+    def dots(self, q: F64, k: F64) -> F64:
+        return np.asarray(q @ k.T, np.float64)
+
+    def error(self, q: F64, k: F64) -> F64:
+        magnitude: F64 = np.abs(q) @ np.abs(k).T
+        return np.asarray((q.shape[1] - 1) * 2.0**-24 * magnitude, np.float64)
+
+
+@dataclass(frozen=True)
+class FusedTruncating:
+    """A tensor unit: per MMA one fused sum of `k` products and the accumulator.
+
+    All terms are aligned to the largest exponent of a term (a product's is ea + eb, as if both
+    significands were below 2 and their product not normalised), cut toward zero at `bits` fraction
+    bits, added exactly; the sum is normalised and cut toward zero to min(bits, 23) mantissa bits.
+    Zero products have no exponent. `min_exponent` is that of an operand's subnormals, which are not
+    normalised (-6 for E4M3; None where operands carry block scales).
+
+    `confirmed` says that hardware agreed bit for bit; until then `error` allows one unit of the
+    last aligned bit for each of the k + 1 terms of each MMA.
+    """
+
+    bits: int
+    k: int
+    min_exponent: int | None = None
+    confirmed: bool = False
+
+    def dots(self, q: F64, k: F64) -> F64:
+        return self._run(q, k)[0]
+
+    def error(self, q: F64, k: F64) -> F64:
+        return np.zeros((len(q), len(k))) if self.confirmed else self._run(q, k)[1]
+
+    def _run(self, q: F64, k: F64) -> tuple[F64, F64]:
+        """The sums, and k + 1 units of the last aligned bit added up over the MMAs."""
+        total, bound = np.zeros((len(q), len(k))), np.zeros((len(q), len(k)))
+        q_exponent, k_exponent = self._exponents(q), self._exponents(k)
+        for first in range(0, q.shape[1], self.k):
+            dims = slice(first, first + self.k)
+            largest = _exponent(total)
+            for a, b in zip(q_exponent[:, dims].T, k_exponent[:, dims].T, strict=True):
+                np.maximum(largest, a[:, None] + b[None, :], out=largest)
+            largest = np.maximum(largest, _NOTHING)
+            bound += (self.k + 1) * _power(largest - self.bits) * (largest > _NOTHING)
+            total = self._add(total, q[:, dims].T, k[:, dims].T, largest)
+        return total, bound
+
+    def _add(self, total: F64, q: F64, k: F64, largest: I32) -> F64:
+        unit = _power(largest - self.bits)
+        per_unit = _power(self.bits - largest)
+        units = np.trunc(total * per_unit)
+        for a, b in zip(q, k, strict=True):
+            units += np.trunc(np.multiply.outer(a, b) * per_unit)
+        return _cut(units * unit, min(self.bits, 23))
+
+    def _exponents(self, values: F64) -> I32:
+        exponent = _exponent(values)
+        if self.min_exponent is None:
+            return exponent
+        raised = np.maximum(exponent, np.int32(self.min_exponent))
+        return np.where(values == 0, np.int32(_NOTHING), raised)
+
+
+def _exponent(values: F64) -> I32:
+    """floor(log2 |value|), `_NOTHING` for 0."""
+    exponent = np.asarray(np.frexp(values)[1], np.int32) - np.int32(1)
+    return np.where(values == 0, np.int32(_NOTHING), exponent)
+
+
+def _power(exponent: I32) -> F64:
+    """2^exponent, cut to normal float64 powers: what is cut multiplies zeros only."""
+    biased = np.clip(exponent.astype(np.int64), -1022, 1023) + 1023
+    return (biased << 52).view(np.float64)
+
+
+def _cut(values: F64, mantissa_bits: int) -> F64:
+    """The values with only `mantissa_bits` bits behind the leading one, toward zero."""
+    fraction, exponent = np.frexp(values)
+    scale = 2.0 ** (mantissa_bits + 1)
+    return np.ldexp(np.trunc(fraction * scale) / scale, exponent)
+
+
+EXACT = Float64()
+FLOAT32 = Float32AnyOrder()
+HOPPER_FP8 = FusedTruncating(bits=13, k=32, min_exponent=-6)
+"""E4M3 `wgmma` and FP8 `mma` on SM90. Unconfirmed: agrees with single products measured there."""
+HOPPER_BF16 = FusedTruncating(bits=25, k=16, min_exponent=-126)
+"""bfloat16 `wgmma` on SM90. Unconfirmed."""

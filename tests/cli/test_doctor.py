@@ -1,0 +1,102 @@
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import mqa
+from mqa.cli import doctor, machine
+
+ROOT = Path(mqa.__file__).resolve().parent.parent
+
+
+def test_doctor_shows_backends_versions_and_variables(run, more_backends, monkeypatch):
+    monkeypatch.setenv("MQA_FALLBACK", "silent")
+    result = run("doctor")
+    assert result.exit_code == 0, result.output
+    assert "not usable: needs a GPU that nobody has: buy one" in result.stdout
+    assert torch.__version__ in result.stdout
+    assert "silent (set)" in result.stdout
+    assert "67108864 (default)" in result.stdout
+    assert "no problems found" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [("MQA_DEBUG", "yes", "expected 0 or 1"), ("MQA_BACKEND", "abacus", "expected one of")],
+)
+def test_doctor_reports_a_variable_that_is_wrong(run, monkeypatch, name, value, words):
+    monkeypatch.setenv(name, value)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert f"problem: {name}='{value}'" in result.stdout
+    assert words in result.stdout
+
+
+def test_doctor_reports_another_distribution_named_mqa(run, monkeypatch):
+    monkeypatch.setattr(machine, "installed", lambda name: "3.1" if name == "mqa" else None)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "another distribution named mqa (3.1)" in result.stdout
+
+
+class _Installed:
+    def __init__(self, folder, origin=None):
+        self.folder, self.origin = folder, origin
+
+    def read_text(self, name):
+        return None if self.origin is None else json.dumps(self.origin)
+
+    def locate_file(self, name):
+        return self.folder / name
+
+
+def test_doctor_reports_an_import_from_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "installed", lambda name: None)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: _Installed(tmp_path))
+    assert any(f"installed in {tmp_path / 'mqa'}" in line for line in doctor.collisions())
+
+
+def test_doctor_accepts_an_editable_install(monkeypatch, tmp_path):
+    origin = {"url": ROOT.as_uri(), "dir_info": {"editable": True}}
+    installed = _Installed(tmp_path, origin)
+    monkeypatch.setattr(machine, "installed", lambda name: None)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: installed)
+    assert list(doctor.collisions()) == []
+
+
+def test_doctor_is_content_where_mqa_is_not_installed(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    assert list(doctor.collisions()) == []
+
+
+def test_doctor_lists_gpus_and_the_driver(run, monkeypatch):
+    class Properties:
+        name, major, minor, multi_processor_count, total_memory = "H200", 9, 0, 132, 140 << 30
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    answer = subprocess.CompletedProcess([], 0, stdout="580.1\n")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: answer)
+    result = run("doctor")
+    assert "H200, capability 9.0, 132 SMs, 140.0 GiB" in result.stdout
+    assert "580.1" in result.stdout
+
+
+def test_machine_facts_survive_a_system_that_says_nothing(monkeypatch):
+    def unknown(*_):
+        raise OSError
+
+    monkeypatch.setattr(machine.os, "sysconf", unknown)
+    monkeypatch.setattr(machine.Path, "read_text", unknown)
+    monkeypatch.delattr(machine.os, "sched_getaffinity", raising=False)
+    facts = machine.machine()
+    assert facts["memory_gib"] is None
+    assert facts["cores"] >= 1

@@ -1,0 +1,313 @@
+"""Every wrong argument is an error that names it, raised before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mqa
+
+FP8 = torch.float8_e4m3fn
+S, N, H, D = 3, 20, 4, 64
+Arguments = dict[str, Any]
+
+
+def ints(*values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def fp8(*shape: int) -> Tensor:
+    return torch.ones(shape).to(FP8)
+
+
+def dense() -> Arguments:
+    return {
+        "q": fp8(S, H, D),
+        "kv": (fp8(N, D), torch.ones(N)),
+        "weights": torch.ones(S, H),
+        "cu_seq_len_k_start": torch.zeros(S, dtype=torch.int32),
+        "cu_seq_len_k_end": torch.full((S,), N, dtype=torch.int32),
+    }
+
+
+def dense_mx(fmt: str = "mxfp8") -> Arguments:
+    if fmt == "mxfp8":
+        q, k = fp8(S, H, D), fp8(N, D)
+    else:
+        q = torch.zeros(S, H, D // 2, dtype=torch.uint8)
+        k = torch.zeros(N, D // 2, dtype=torch.uint8)
+    scales = (torch.full(shape, 127, dtype=torch.int32) for shape in ((S, H), (N,)))
+    return dense() | {"q": (q, next(scales)), "kv": (k, next(scales))}
+
+
+def paged(next_n: int = 2) -> Arguments:
+    return {
+        "q": fp8(2, next_n, H, D),
+        "kv_cache": torch.zeros(5, 8, 1, D + 4, dtype=torch.uint8),
+        "weights": torch.ones(2 * next_n, H),
+        "context_lens": torch.full((2, next_n), 20, dtype=torch.int32),
+        "block_table": ints([0, 1, 2, -1], [3, 4, 0, 999]),
+        "schedule_meta": None,
+        "max_context_len": 24,
+    }
+
+
+Change = Callable[[Arguments], Arguments]
+META = torch.device("meta")
+
+# (what is changed, the argument that the message names, the error)
+DENSE: list[tuple[Arguments, str, type[Exception]]] = [
+    ({"q": "text"}, "q", TypeError),
+    ({"q": (fp8(S, H, D),)}, "q", TypeError),
+    ({"q": torch.ones(S, H, D)}, "q.dtype", TypeError),
+    ({"q": torch.zeros(S, H, D // 2, dtype=torch.uint8)}, "q.dtype", TypeError),
+    ({"q": fp8(S, H, D).view(torch.uint8).view(torch.float8_e5m2)}, "q.dtype", TypeError),
+    ({"q": fp8(S * H, D)}, "q.shape", ValueError),
+    ({"q": fp8(S, 0, D)}, "q.shape", ValueError),
+    ({"q": fp8(S, H, 0)}, "q.shape", ValueError),
+    ({"q": (fp8(S, H, D), 3)}, r"q\[1\]", TypeError),
+    ({"q": (torch.ones(S, H, D), ints(1))}, r"q\[0\].dtype", TypeError),
+    ({"kv": fp8(N, D)}, "kv", TypeError),
+    ({"kv": (fp8(N, D), None)}, r"kv\[1\]", TypeError),
+    ({"kv": (fp8(N, D).float(), torch.ones(N))}, r"kv\[0\].dtype", TypeError),
+    ({"kv": (fp8(N, D + 1), torch.ones(N))}, r"kv\[0\].shape", ValueError),
+    ({"kv": (fp8(N, 1, D), torch.ones(N))}, r"kv\[0\].shape", ValueError),
+    ({"kv": (fp8(N, D), torch.ones(N + 1))}, r"kv\[1\].shape", ValueError),
+    ({"kv": (fp8(N, D), torch.ones(N).double())}, r"kv\[1\].dtype", TypeError),
+    ({"kv": (fp8(N, D), torch.ones(N, dtype=torch.int32))}, r"kv\[1\].dtype", TypeError),
+    ({"kv": (fp8(N, D), torch.ones(N).to_sparse())}, r"kv\[1\].layout", TypeError),
+    ({"weights": torch.ones(S, H).half()}, "weights.dtype", TypeError),
+    ({"weights": torch.ones(S, H + 1)}, "weights.shape", ValueError),
+    ({"weights": torch.ones(S * H)}, "weights.shape", ValueError),
+    ({"weights": [1.0]}, "weights", TypeError),
+    ({"weights": torch.ones(S, H, requires_grad=True)}, "weights.requires_grad", ValueError),
+    ({"cu_seq_len_k_start": torch.zeros(S).long()}, "cu_seq_len_k_start.dtype", TypeError),
+    ({"cu_seq_len_k_start": torch.zeros(S + 1).int()}, "cu_seq_len_k_start.shape", ValueError),
+    ({"cu_seq_len_k_end": torch.zeros(S, 1).int()}, "cu_seq_len_k_end.shape", ValueError),
+    ({"cu_seq_len_k_end": torch.zeros(S)}, "cu_seq_len_k_end.dtype", TypeError),
+    ({"cu_seq_len_k_end": [N] * S}, "cu_seq_len_k_end", TypeError),
+    (
+        {"cu_seq_len_k_end": torch.zeros(S, device=META).int()},
+        "cu_seq_len_k_end.device",
+        ValueError,
+    ),
+    ({"clean_logits": 4096}, "clean_logits", TypeError),
+    ({"clean_logits": torch.ones(())}, "clean_logits", TypeError),
+    ({"clean_logits": 1}, "clean_logits", TypeError),
+    ({"max_seqlen_k": -1}, "max_seqlen_k", ValueError),
+    ({"max_seqlen_k": True}, "max_seqlen_k", TypeError),
+    ({"max_seqlen_k": 4.0}, "max_seqlen_k", TypeError),
+    ({"max_seqlen_k": N - 1}, "max_seqlen_k", ValueError),
+    ({"logits_dtype": torch.float64}, "logits_dtype", TypeError),
+    ({"logits_dtype": "float32"}, "logits_dtype", TypeError),
+    ({"schedule_meta": torch.zeros(2, 2)}, "schedule_meta.dtype", TypeError),
+    ({"schedule_meta": torch.zeros(1, 2).int()}, "schedule_meta.shape", ValueError),
+    ({"schedule_meta": torch.zeros(4, 3).int()}, "schedule_meta.shape", ValueError),
+    ({"schedule_meta": [[0, 0], [1, 0]]}, "schedule_meta", TypeError),
+    ({"schedule_meta": torch.zeros(2, 2, device=META).int()}, "schedule_meta.device", ValueError),
+    ({"out": torch.zeros(S, N - 1)}, "out.shape", ValueError),
+    ({"out": torch.zeros(S + 1, N)}, "out.shape", ValueError),
+    ({"out": torch.zeros(S, N).bfloat16()}, "out.dtype", TypeError),
+    ({"out": torch.zeros(N, S).t()}, "out.stride", ValueError),
+    ({"out": torch.zeros(1, N).expand(S, N)}, "out.stride", ValueError),
+    ({"out": torch.zeros(S, N, device=META)}, "out.device", ValueError),
+    ({"backend": "cuda"}, "backend", ValueError),
+    ({"backend": ""}, "backend", ValueError),
+    ({"backend": 3}, "backend", TypeError),
+]
+MX: list[tuple[str, Arguments, str, type[Exception]]] = [
+    ("mxfp8", {"q": (fp8(S, H, D), torch.ones(S, H))}, r"q\[1\].dtype", TypeError),
+    ("mxfp8", {"q": (fp8(S, H, D), torch.ones(S).int())}, r"q\[1\].shape", ValueError),
+    ("mxfp8", {"q": (fp8(S, H, 40), torch.ones(S, H).int())}, "head_dim", ValueError),
+    ("mxfp8", {"q": (fp8(S, H, 160), torch.ones(S, H).int())}, "head_dim", ValueError),
+    ("mxfp8", {"kv": (fp8(N, D), torch.ones(N))}, r"kv\[1\].dtype", TypeError),
+    ("mxfp4", {"kv": (fp8(N, D), torch.ones(N).int())}, r"kv\[0\].dtype", TypeError),
+    ("mxfp8", {"kv": (torch.zeros(N, D).byte(), ints(*[1] * N))}, r"kv\[0\].dtype", TypeError),
+]
+PAGED: list[tuple[Arguments, str, type[Exception]]] = [
+    ({"q": fp8(2, H, D)}, "q.shape", ValueError),
+    ({"q": fp8(2, 0, H, D), "weights": torch.ones(0, H)}, "q.shape", ValueError),
+    ({"q": (fp8(2, 2, H, D), torch.ones(2, H).int())}, r"q\[1\].shape", ValueError),
+    ({"kv_cache": torch.zeros(5, 8, 1, D + 4)}, "kv_cache.dtype", TypeError),
+    ({"kv_cache": torch.zeros(5, 8, 1, D).byte()}, "kv_cache.shape", ValueError),
+    ({"kv_cache": torch.zeros(5, 8, 2, D + 4).byte()}, "kv_cache.shape", ValueError),
+    ({"kv_cache": torch.zeros(5, 0, 1, D + 4).byte()}, "kv_cache.shape", ValueError),
+    ({"kv_cache": torch.zeros(5 * 8 * (D + 4)).byte()}, "kv_cache.shape", ValueError),
+    ({"kv_cache": torch.zeros(5, 8, 1, D + 5).byte()[..., :-1]}, "kv_cache.stride", ValueError),
+    (
+        {"kv_cache": torch.zeros(5, 1, 8, D + 4).byte().transpose(1, 2)[:, ::2]},
+        "kv_cache",
+        ValueError,
+    ),
+    ({"weights": torch.ones(2, H)}, "weights.shape", ValueError),
+    ({"context_lens": torch.full((2, 2), 20)}, "context_lens.dtype", TypeError),
+    ({"context_lens": torch.full((2, 1), 20).int()}, "context_lens.shape", ValueError),
+    ({"context_lens": torch.full((4,), 20).int()}, "context_lens.shape", ValueError),
+    ({"context_lens": ints([20, 20], [20, 25])}, "context_lens", ValueError),
+    ({"context_lens": ints(20, 25)}, "context_lens", ValueError),
+    ({"context_lens": ints(20, 33), "max_context_len": 40}, "context_lens", ValueError),
+    ({"block_table": ints([0, 1, 2], [3, 4, 0]).long()}, "block_table.dtype", TypeError),
+    ({"block_table": ints([0, 1, 2])}, "block_table.shape", ValueError),
+    ({"block_table": ints(0, 1)}, "block_table.shape", ValueError),
+    ({"block_table": ints([0, 1], [3, 4])}, "context_lens", ValueError),
+    ({"block_table": ints([0, 1, 2, 3], [3, 5, 0, 0])}, r"block_table\[1, 1\]", IndexError),
+    ({"block_table": ints([0, 1, -1, 3], [3, 4, 0, 0])}, r"block_table\[0, 2\]", IndexError),
+    ({"schedule_meta": torch.zeros(0, 2).int()}, "schedule_meta.shape", ValueError),
+    ({"max_context_len": -1}, "max_context_len", ValueError),
+    ({"max_context_len": 24.0}, "max_context_len", TypeError),
+    ({"clean_logits": torch.float32}, "clean_logits", TypeError),
+    ({"logits_dtype": None}, "logits_dtype", TypeError),
+    ({"indices": ints(0, 1)}, "q.shape", ValueError),
+    ({"indices": torch.zeros(2)}, "indices.dtype", TypeError),
+    ({"indices": ints(0, 1, 2)}, "indices.shape", ValueError),
+    ({"out": torch.zeros(4, 23)}, "out.shape", ValueError),
+    ({"out": torch.zeros(4, 24, dtype=torch.float16)}, "out.dtype", TypeError),
+]
+
+
+def assert_rejected(
+    function: Callable[..., Tensor], arguments: Arguments, name: str, error: type[Exception]
+) -> None:
+    out = arguments.get("out")
+    if isinstance(out, Tensor) and out.device.type == "cpu":
+        out = out.fill_(7) if out.stride(0) else out
+    with pytest.raises(error, match=rf"^{name}.*expected") as caught:
+        function(**arguments)
+    assert type(caught.value) is error
+    if isinstance(out, Tensor) and out.device.type == "cpu" and out.stride(0):
+        assert (out == 7).all(), "a rejected call wrote to out"
+
+
+@pytest.mark.parametrize(("change", "name", "error"), DENSE)
+def test_a_wrong_dense_argument_is_named(
+    change: Arguments, name: str, error: type[Exception]
+) -> None:
+    arguments = dense() | {"out": torch.zeros(S, N)} | change
+    if "max_seqlen_k" in change:
+        del arguments["out"]
+    assert_rejected(mqa.fp8_fp4_mqa_logits, arguments, name, error)
+
+
+@pytest.mark.parametrize(("fmt", "change", "name", "error"), MX)
+def test_a_wrong_mx_argument_is_named(
+    fmt: str, change: Arguments, name: str, error: type[Exception]
+) -> None:
+    assert_rejected(mqa.fp8_fp4_mqa_logits, dense_mx(fmt) | change, name, error)
+
+
+@pytest.mark.parametrize(("change", "name", "error"), PAGED)
+def test_a_wrong_paged_argument_is_named(
+    change: Arguments, name: str, error: type[Exception]
+) -> None:
+    arguments = paged() | {"out": torch.zeros(4, 24)} | change
+    if "max_context_len" in change:
+        del arguments["out"]
+    assert_rejected(mqa.fp8_fp4_paged_mqa_logits, arguments, name, error)
+
+
+def test_the_calls_that_the_wrong_ones_start_from_are_accepted() -> None:
+    for arguments in (dense(), dense_mx("mxfp8"), dense_mx("mxfp4")):
+        assert mqa.fp8_fp4_mqa_logits(**arguments).shape == (S, N)
+    assert mqa.fp8_fp4_paged_mqa_logits(**paged()).shape == (4, 24)
+
+
+def test_the_clean_logits_error_says_what_may_have_happened() -> None:
+    with pytest.raises(TypeError, match="pass everything after the fifth argument by name"):
+        mqa.fp8_fp4_mqa_logits(**dense(), clean_logits=4096)
+
+
+def test_an_error_shows_what_came_and_what_was_expected() -> None:
+    with pytest.raises(ValueError, match=r"^kv\[1\].shape=\(19,\), expected \(20,\)$"):
+        mqa.fp8_fp4_mqa_logits(**(dense() | {"kv": (fp8(N, D), torch.ones(N - 1))}))
+
+
+def test_a_block_id_that_no_row_needs_may_be_anything() -> None:
+    arguments = paged() | {"block_table": ints([0, 1, 2, 2**31 - 1], [3, 4, 0, -(2**31)])}
+    assert mqa.fp8_fp4_paged_mqa_logits(**arguments).shape == (4, 24)
+
+
+@pytest.mark.parametrize("wrong", [None, torch.ones(2), (fp8(S, H, D), None)])
+def test_the_plain_fp8_functions_take_a_tensor(wrong: object) -> None:
+    arguments = dense() | {"q": wrong}
+    with pytest.raises(TypeError, match="^q"):
+        mqa.fp8_mqa_logits(**arguments)
+    with pytest.raises(TypeError, match="^q"):
+        mqa.fp8_paged_mqa_logits(**(paged() | {"q": wrong}))
+
+
+def test_the_plain_fp8_functions_give_the_same_bits() -> None:
+    got, want = mqa.fp8_mqa_logits(**dense()), mqa.fp8_fp4_mqa_logits(**dense())
+    assert torch.equal(got, want)
+    got, want = mqa.fp8_paged_mqa_logits(**paged()), mqa.fp8_fp4_paged_mqa_logits(**paged())
+    assert torch.equal(got[:, :20], want[:, :20])
+
+
+METADATA: list[tuple[Arguments, str, type[Exception]]] = [
+    ({"cu_seq_len_k_start": torch.zeros(3)}, "cu_seq_len_k_start.dtype", TypeError),
+    ({"cu_seq_len_k_start": torch.zeros(3, 1).int()}, "cu_seq_len_k_start.shape", ValueError),
+    ({"cu_seq_len_k_end": torch.zeros(4).int()}, "cu_seq_len_k_end.shape", ValueError),
+    ({"num_kv_tokens": -1}, "num_kv_tokens", ValueError),
+    ({"num_heads": 0}, "num_heads", ValueError),
+    ({"num_heads": 4.0}, "num_heads", TypeError),
+    ({"out": torch.zeros(2, 2)}, "out.dtype", TypeError),
+    ({"out": torch.zeros(3, 2).int()}, "out.shape", ValueError),
+    ({"out": torch.zeros(2, 2, device=META).int()}, "out.device", ValueError),
+]
+PAGED_METADATA: list[tuple[Arguments, str, type[Exception]]] = [
+    ({"context_lens": torch.zeros(3)}, "context_lens.dtype", TypeError),
+    ({"context_lens": torch.zeros(1, 1, 1).int()}, "context_lens.shape", ValueError),
+    ({"context_lens": torch.zeros(3, 0).int()}, "context_lens.shape", ValueError),
+    ({"context_lens": 3}, "context_lens", TypeError),
+    ({"block_kv": 0}, "block_kv", ValueError),
+    ({"num_sms": 0}, "num_sms", ValueError),
+    ({"num_sms": True}, "num_sms", TypeError),
+    ({"indices": torch.zeros(3).int()}, "context_lens.shape", ValueError),
+    ({"out": torch.zeros(8, 2).int()}, "out.shape", ValueError),
+]
+
+
+@pytest.mark.parametrize(("change", "name", "error"), METADATA)
+def test_a_wrong_metadata_argument_is_named(
+    change: Arguments, name: str, error: type[Exception]
+) -> None:
+    window = torch.zeros(3, dtype=torch.int32)
+    arguments = {"cu_seq_len_k_start": window, "cu_seq_len_k_end": window}
+    arguments |= {"num_kv_tokens": 4, "num_heads": 64}
+    assert_rejected(mqa.get_mqa_logits_metadata, arguments | change, name, error)
+
+
+@pytest.mark.parametrize(("change", "name", "error"), PAGED_METADATA)
+def test_a_wrong_paged_metadata_argument_is_named(
+    change: Arguments, name: str, error: type[Exception]
+) -> None:
+    arguments = {"context_lens": torch.zeros(3, 2).int(), "block_kv": 64, "num_sms": 6}
+    assert_rejected(mqa.get_paged_mqa_logits_metadata, arguments | change, name, error)
+
+
+SUPPORTS: list[tuple[Arguments, str, type[Exception]]] = [
+    ({"format": "fp16"}, "format", ValueError),
+    ({"num_heads": 0}, "num_heads", ValueError),
+    ({"head_dim": 0}, "head_dim", ValueError),
+    ({"head_dim": 40, "format": "mxfp8"}, "head_dim", ValueError),
+    ({"head_dim": 65, "format": "mxfp4"}, "head_dim", ValueError),
+    ({"head_dim": 256, "format": "mxfp4"}, "head_dim", ValueError),
+    ({"page_size": 0}, "page_size", ValueError),
+    ({"page_size": 64, "compressed": True}, "compressed", ValueError),
+    ({"weights_dtype": torch.float16}, "weights_dtype", TypeError),
+    ({"logits_dtype": torch.float64}, "logits_dtype", TypeError),
+    ({"clean": 1}, "clean", TypeError),
+]
+
+
+@pytest.mark.parametrize(("change", "name", "error"), SUPPORTS)
+def test_a_wrong_configuration_is_named(
+    change: Arguments, name: str, error: type[Exception]
+) -> None:
+    arguments = {"num_heads": 64, "head_dim": 128, "format": "fp8"} | change
+    for function in (mqa.supports, mqa.warmup):
+        with pytest.raises(error, match=rf"^{name}.*expected"):
+            function(**arguments)

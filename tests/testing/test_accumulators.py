@@ -1,0 +1,102 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from mqa.testing import FLOAT32, HOPPER_BF16, HOPPER_FP8, FusedTruncating
+from mqa.testing._codes import E4M3
+
+FINITE = E4M3[np.isfinite(E4M3)]
+
+
+def one_dot(model: FusedTruncating, products: dict[int, float], dims: int = 64) -> float:
+    """The dot whose products (at these dims) have these values, each split as value * 1."""
+    q, k = np.zeros((1, dims)), np.ones((1, dims))
+    for dim, value in products.items():
+        q[0, dim] = value
+    return float(model.dots(q, k)[0, 0])
+
+
+def fused_loop(model: FusedTruncating, q: np.ndarray, k: np.ndarray) -> float:
+    """The model as its docstring says it, one dot at a time, in Fractions."""
+
+    def exponent(value: float) -> int:
+        low = model.min_exponent if model.min_exponent is not None else -(10**6)
+        return max(int(np.frexp(value)[1]) - 1, low)
+
+    def cut(value: Fraction, unit: Fraction) -> Fraction:
+        return Fraction(int(value / unit)) * unit  # int() cuts toward zero
+
+    total = Fraction(0)
+    for first in range(0, len(q), model.k):
+        pairs = [(a, b) for a, b in zip(q, k, strict=True)][first : first + model.k]
+        terms = [(Fraction(a) * Fraction(b), exponent(a) + exponent(b)) for a, b in pairs if a * b]
+        if total:
+            terms.append((total, int(np.frexp(float(total))[1]) - 1))
+        if not terms:
+            continue
+        unit = Fraction(2) ** (max(e for _, e in terms) - model.bits)
+        total = sum((cut(value, unit) for value, _ in terms), Fraction(0))
+        if total:
+            last = int(np.frexp(float(total))[1]) - 1 - min(model.bits, 23)
+            total = cut(total, Fraction(2) ** last)
+    return float(total)
+
+
+def test_hopper_fp8_loses_a_product_14_bits_below_the_accumulator() -> None:
+    assert one_dot(HOPPER_FP8, {0: 1.0, 32: 2.0**-14}) == 1.0
+    assert one_dot(HOPPER_FP8, {0: 1.0, 32: 2.0**-13}) == 1.0001220703125
+
+
+def test_lost_terms_are_cut_toward_zero_for_both_signs_in_one_mma_and_across() -> None:
+    for dim in (1, 33):
+        assert one_dot(HOPPER_FP8, {0: 1.0, dim: -(2.0**-14)}) == 1.0
+        assert one_dot(HOPPER_FP8, {0: -1.0, dim: 2.0**-14}) == -1.0
+        assert one_dot(HOPPER_FP8, {0: 1.0, dim: -(2.0**-13)}) == 1 - 2.0**-13
+
+
+def test_product_exponent_is_not_normalised() -> None:
+    # 1.75 * 1.75 > 2, yet its exponent counts as 0: 2^-13 beside it is kept.
+    q, k = np.array([[1.75, -1.75, 2.0**-6]]), np.array([[1.75, 1.0, 2.0**-7]])
+    assert HOPPER_FP8.dots(q, k)[0, 0] == 1.3125 + 2.0**-13
+
+
+@pytest.mark.parametrize("model", [HOPPER_FP8, HOPPER_BF16, FusedTruncating(13, 16)])
+def test_fused_model_equals_its_loop_on_random_finite_e4m3(model: FusedTruncating) -> None:
+    draw = np.random.default_rng(3)
+    q, k = draw.choice(FINITE, (6, 96)), draw.choice(FINITE, (7, 96))
+    q[0], k[1, 32:64] = 0, 0
+    got = model.dots(q, k)
+    for row in range(6):
+        for key in range(7):
+            assert got[row, key] == fused_loop(model, q[row], k[key])
+
+
+def test_error_bounds_the_distance_to_the_true_dot_and_vanishes_once_confirmed() -> None:
+    draw = np.random.default_rng(4)
+    q, k = draw.choice(FINITE, (20, 128)), draw.choice(FINITE, (30, 128))
+    off = np.abs(HOPPER_FP8.dots(q, k) - q @ k.T)
+    assert off.max() > 0
+    final_cuts = 4 * 2.0**-13 * (np.abs(q) @ np.abs(k).T)
+    assert (off <= HOPPER_FP8.error(q, k) + final_cuts).all()
+    assert not FusedTruncating(13, 32, -6, confirmed=True).error(q, k).any()
+    one = np.array([[1.0] + [0.0] * 63])
+    assert HOPPER_FP8.error(one, one)[0, 0] == 2 * 33 * 2.0**-13
+
+
+def test_float32_error_covers_sequential_and_reversed_float32_sums() -> None:
+    draw = np.random.default_rng(5)
+    q, k = draw.choice(FINITE, (20, 128)), draw.choice(FINITE, (30, 128))
+    want, bound = FLOAT32.dots(q, k), FLOAT32.error(q, k)
+    for order in (1, -1):
+        total = np.zeros(want.shape, np.float32)
+        for dim in range(128)[::order]:
+            total += np.multiply.outer(q[:, dim], k[:, dim]).astype(np.float32)
+        assert (np.abs(total - want) <= bound).all()
+
+
+def test_nan_stays_in_its_own_dots() -> None:
+    q, k = np.ones((2, 64)), np.ones((2, 64))
+    q[1, 5] = np.nan
+    for model in (FLOAT32, HOPPER_FP8):
+        np.testing.assert_array_equal(np.isnan(model.dots(q, k)), [[False] * 2, [True] * 2])

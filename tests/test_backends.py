@@ -208,7 +208,8 @@ def test_pdl_and_sms_are_settings_of_a_device() -> None:
 def test_importing_needs_no_gpu_and_no_optional_package() -> None:
     script = (
         "import sys\n"
-        "for name in ('hypothesis', 'typer', 'rich', 'matplotlib', 'cuda'): sys.modules[name] = None\n"
+        "for name in ('hypothesis', 'typer', 'rich', 'matplotlib', 'cuda'):\n"
+        "    sys.modules[name] = None\n"
         "import mqa, mqa.testing\n"
         "import torch; assert not torch.cuda.is_initialized()"
     )

@@ -233,9 +233,9 @@ def test_a_block_id_that_no_row_needs_may_be_anything() -> None:
 @pytest.mark.parametrize("wrong", [None, torch.ones(2), (fp8(S, H, D), None)])
 def test_the_plain_fp8_functions_take_a_tensor(wrong: object) -> None:
     arguments = dense() | {"q": wrong}
-    with pytest.raises(TypeError, match="^q"):
+    with pytest.raises(TypeError, match=r"^q"):
         mqa.fp8_mqa_logits(**arguments)
-    with pytest.raises(TypeError, match="^q"):
+    with pytest.raises(TypeError, match=r"^q"):
         mqa.fp8_paged_mqa_logits(**(paged() | {"q": wrong}))
 
 

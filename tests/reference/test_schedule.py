@@ -151,7 +151,7 @@ def test_groups_of_a_varlen_batch_end_at_runs_and_multiples_of_8() -> None:
 
 
 def test_groups_of_a_dense_call() -> None:
-    """Query blocks of 512 // 64 = 8 rows; splits count from the smallest start, rounded down to 4."""
+    """Query blocks of 512 // 64 = 8 rows; splits count from the smallest start / 4 * 4."""
     start = torch.tensor([7, 99, 50] + [0] * 6 + [300, -3], dtype=torch.int32)
     end = torch.tensor([263, 99, 2] + [0] * 6 + [10**6, 9], dtype=torch.int32)
     assert schedule.dense_groups(start, end, 1000, 64) == [Group(0, 8, 2), Group(1, 3, 4)]

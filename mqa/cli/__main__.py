@@ -1,0 +1,5 @@
+"""`python -m mqa.cli` is `mqa`."""
+
+from mqa.cli import main
+
+main()

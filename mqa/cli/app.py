@@ -1,0 +1,90 @@
+"""The commands put together, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import mqa
+from mqa.cli import INTERRUPTED, bench, check, demo, doctor, explain
+from mqa.cli.console import Stop, one_line, print_whole, standard_error, standard_output
+
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""Typer exports none of click's other usage errors, and has a click of its own since 0.2x."""
+
+
+class _Commands(TyperGroup):
+    """Prints each error as one line."""
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any
+    ) -> Any:
+        run = super().main
+        code = _guarded(lambda: run(args, standalone_mode=False, **extra))
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+
+def _guarded(command: Callable[[], Any]) -> int:
+    """Run the command; its exit code, with any error of the user's told in one line."""
+    try:
+        return int(command() or 0)
+    except Stop as stop:
+        _complain(str(stop))
+        return stop.exit_code
+    except _UsageError as error:
+        _complain(f"{one_line(error.format_message())} (see mqa --help)")  # type: ignore[attr-defined]
+        return 2
+    except typer.Abort:  # An older Typer's answer to Ctrl-C, which newer ones exit with 130 for.
+        return INTERRUPTED
+
+
+def _complain(message: str) -> None:
+    print_whole(standard_error(), f"mqa: {message}")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print_whole(standard_output(), f"mqa-logits {mqa.__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Scores of sparse-attention indexers from FP8, MXFP8 and MXFP4 inputs.
+
+    \b
+    mqa demo                          a first look, with a picture
+    mqa doctor                        what this machine can run
+    mqa check                         does every backend compute what it should
+    mqa explain "dense fp8 S=..."     who would run this call, and why not the others
+    mqa bench                         how fast, against what people use today
+    """
+    if context.invoked_subcommand is None:
+        print_whole(standard_output(), context.get_help())
+
+
+app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
+app.command("check")(check.check)
+app.command("explain")(explain.explain)
+app.command("bench")(bench.bench)

@@ -1,0 +1,161 @@
+"""`mqa doctor`: what this machine can run, and what to do about the rest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import mqa
+from mqa import config
+from mqa.cli import machine
+from mqa.cli.console import print_whole, standard_output
+
+Row = tuple[str, str]
+_TOOLCHAIN = (
+    "cuda-python",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-runtime",
+    "nvidia-cuda-cccl",
+    "nvidia-cutlass",
+)
+_INSTALL_TOOLCHAIN = 'pip install "mqa-logits[cuda]"'
+_VARIABLES: tuple[tuple[str, Callable[[], object]], ...] = (
+    ("MQA_BACKEND", config.backend_name),
+    ("MQA_FALLBACK", config.fallback),
+    ("MQA_DEBUG", config.debug),
+    ("MQA_REFERENCE_BYTES", lambda: config.reference_bytes("cpu")),
+)
+
+
+def doctor() -> None:
+    """Show the machine, the software and every backend: usable, or why not and what would help.
+
+    Exits with 1 if something is wrong with the installation or a variable, 0 otherwise: a machine
+    without a GPU is fine.
+
+    \b
+    Example:
+      mqa doctor
+    """
+    out = standard_output()
+    _section(out, "machine", _machine_rows())
+    _section(out, "software", _software_rows())
+    _section(out, "CUDA toolchain", _toolchain_rows())
+    _section(out, "backends, best first", _backend_rows())
+    _section(out, "variables", _variable_rows())
+    problems = [*collisions(), *_bad_variables()]
+    for problem in problems:
+        print_whole(out, f"problem: {problem}", style="bold red")
+    if problems:
+        raise typer.Exit(1)
+    print_whole(out, "no problems found", style="green")
+
+
+def collisions() -> Iterator[str]:
+    """What else answers to the name `mqa` here."""
+    other = machine.installed("mqa")
+    if other is not None:
+        yield (
+            f"another distribution named mqa ({other}) is installed and may hide this one: "
+            "pip uninstall mqa && pip install --force-reinstall mqa-logits"
+        )
+    here = Path(mqa.__file__).resolve().parent
+    home = _installed_at()
+    if home is not None and home != here:
+        yield f"mqa is imported from {here}, but mqa-logits is installed in {home}: check sys.path"
+
+
+def _installed_at() -> Path | None:
+    """Folder of the package that mqa-logits installed; None if it is not installed."""
+    try:
+        distribution = importlib.metadata.distribution("mqa-logits")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        return Path(unquote(urlparse(origin["url"]).path)).resolve() / "mqa"
+    return Path(str(distribution.locate_file("mqa"))).resolve()
+
+
+def _machine_rows() -> Iterator[Row]:
+    facts = machine.machine()
+    yield "system", facts["os"]
+    yield "CPU", f"{facts['cpu']}, {facts['cores']} cores, {facts['cpu_capability']}"
+    yield "memory", "unknown" if facts["memory_gib"] is None else f"{facts['memory_gib']} GiB"
+    for gpu in facts["gpus"]:
+        about = f"capability {gpu['capability']}, {gpu['sms']} SMs, {gpu['memory_gib']} GiB"
+        yield "GPU", f"{gpu['name']}, {about}"
+    if not facts["gpus"]:
+        yield "GPU", "none that torch can use"
+    yield "NVIDIA driver", machine.driver() or "none"
+
+
+def _software_rows() -> Iterator[Row]:
+    found = machine.versions()
+    home = Path(mqa.__file__).resolve().parent
+    installed = found["mqa-logits"]
+    yield "mqa-logits", f"{mqa.__version__}, {home}{'' if installed else ' (not installed)'}"
+    yield "Python", str(found["python"])
+    cuda = torch.version.cuda
+    yield "torch", f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'without CUDA'}"
+    yield "numpy", str(found["numpy"])
+
+
+def _toolchain_rows() -> Iterator[Row]:
+    versions = {name: machine.installed(name) for name in _TOOLCHAIN}
+    for name, version in versions.items():
+        yield name, version or "not installed"
+    yield "nvcc", shutil.which("nvcc") or "not on PATH (not needed)"
+    if None in versions.values():
+        yield "to compile kernels", _INSTALL_TOOLCHAIN
+
+
+def _backend_rows() -> Iterator[Row]:
+    for status in mqa.backends():
+        yield status.name, "usable" if status.usable else f"not usable: {status.reason}"
+
+
+def _variable_rows() -> Iterator[Row]:
+    for name, read in _VARIABLES:
+        try:
+            value = read()
+        except ValueError as error:
+            yield name, str(error)
+            continue
+        origin = "set" if os.environ.get(name) else "default"
+        shown = "none" if value is None else int(value) if isinstance(value, bool) else value
+        yield name, f"{shown} ({origin})"
+
+
+def _bad_variables() -> Iterator[str]:
+    known = [status.name for status in mqa.backends()]
+    for name, read in _VARIABLES:
+        try:
+            value = read()
+        except ValueError as error:
+            yield str(error)
+            continue
+        if name == "MQA_BACKEND" and value is not None and value not in known:
+            yield f"MQA_BACKEND={value!r}, expected one of {', '.join(known)}"
+
+
+def _section(out: Console, title: str, rows: Iterator[Row]) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.show_header = False
+    table.add_column(style="cyan", no_wrap=True, min_width=20)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    out.print(table)
+    out.print()

@@ -1,0 +1,113 @@
+"""Facts about the machine and the software, for `mqa doctor` and for every report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mqa
+
+_GIB = 1 << 30
+_PACKAGES = (
+    "mqa-logits",
+    "torch",
+    "numpy",
+    "cuda-python",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-runtime",
+    "nvidia-cuda-cccl",
+    "nvidia-cutlass",
+)
+
+
+def machine() -> dict[str, Any]:
+    """Operating system, CPU, memory and GPUs, ready for JSON."""
+    return {
+        "os": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": usable_cores(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "memory_gib": memory_gib(),
+        "gpus": gpus(),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Python and packages; None for those that are not installed."""
+    found: dict[str, str | None] = {"mqa": mqa.__version__, "python": platform.python_version()}
+    return found | {name: installed(name) for name in _PACKAGES}
+
+
+def installed(distribution: str) -> str | None:
+    """Version of an installed distribution, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Name, capability and memory of each GPU that torch sees."""
+    found = []
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "name": facts.name,
+                "capability": f"{facts.major}.{facts.minor}",
+                "sms": facts.multi_processor_count,
+                "memory_gib": round(facts.total_memory / _GIB, 1),
+            }
+        )
+    return found
+
+
+def driver() -> str | None:
+    """Version of the NVIDIA driver, or None."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.split()
+    return lines[0] if lines else None
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_gib() -> float | None:
+    """Physical memory, or None where the system doesn't say."""
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB, 1)
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def load() -> float | None:
+    """Processes that want a core, averaged over the last minute; None where the system can't say.
+
+    Other work on the same cores slows code with many short parallel loops out of proportion.
+    """
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()

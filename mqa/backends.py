@@ -76,7 +76,7 @@ class Reference:
             call.end,
             compressed=call.problem.compressed,
             clean=call.problem.clean,
-            memory=config.reference_bytes(out.device.type),
+            memory=config.reference_bytes(),
         )
 
     def paged(self, call: PagedCall, out: Tensor) -> None:
@@ -90,7 +90,7 @@ class Reference:
             call.block_table,
             call.indices,
             clean=call.problem.clean,
-            memory=config.reference_bytes(out.device.type),
+            memory=config.reference_bytes(),
         )
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:

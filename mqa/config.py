@@ -7,7 +7,7 @@ Variables are read once, at first use, so that they can be set after `import mqa
 | `MQA_BACKEND` | name of the backend to use where a call names none |
 | `MQA_FALLBACK` | `warn` (default), `error` or `silent`: the reference would run on a GPU |
 | `MQA_DEBUG` | `1`: check the values of GPU tensors too (synchronises) |
-| `MQA_REFERENCE_BYTES` | extra memory that the reference may use, in bytes |
+| `MQA_REFERENCE_BYTES` | extra bytes that the reference may use on a CPU, default 64 MiB |
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def debug() -> bool:
 
 
 @functools.cache
-def reference_bytes(device_type: str) -> int:
-    """Bound on the reference's extra memory; no more is used than fits in caches."""
+def reference_bytes() -> int:
+    """Bound on the reference's extra memory on a CPU; no more is used than fits in caches."""
     text = os.environ.get("MQA_REFERENCE_BYTES")
     if text is None:
-        return (64 if device_type == "cpu" else 16) * _MIB
+        return 64 * _MIB
     if not (text.isascii() and text.isdigit()) or int(text) < _MIB:
         raise ValueError(f"MQA_REFERENCE_BYTES={text!r}, expected an integer, at least {_MIB}")
     return int(text)

@@ -176,8 +176,8 @@ def test_falling_back_can_be_silent_or_an_error(setenv: SetEnv) -> None:
     [
         ("MQA_FALLBACK", "maybe", lambda: mqa.config.fallback()),
         ("MQA_DEBUG", "yes", lambda: mqa.config.debug()),
-        ("MQA_REFERENCE_BYTES", "64M", lambda: mqa.config.reference_bytes("cpu")),
-        ("MQA_REFERENCE_BYTES", "1000", lambda: mqa.config.reference_bytes("cpu")),
+        ("MQA_REFERENCE_BYTES", "64M", lambda: mqa.config.reference_bytes()),
+        ("MQA_REFERENCE_BYTES", "1000", lambda: mqa.config.reference_bytes()),
     ],
 )
 def test_a_wrong_setting_names_the_variable(
@@ -188,9 +188,8 @@ def test_a_wrong_setting_names_the_variable(
         use()
 
 
-def test_memory_bounds_differ_by_device() -> None:
-    assert mqa.config.reference_bytes("cpu") == 64 << 20
-    assert mqa.config.reference_bytes("cuda") == 16 << 20
+def test_the_default_memory_bound() -> None:
+    assert mqa.config.reference_bytes() == 64 << 20
 
 
 def test_pdl_and_sms_are_settings_of_a_device() -> None:

@@ -8,6 +8,7 @@ Everything is exact, so values are compared bit for bit. Unused pages hold NaN.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -303,7 +304,10 @@ def test_packed_requests_with_cached_prefixes(device: torch.device, shift: int) 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("captured_len", [0, 1])
-def test_graph_replay_with_other_lengths(captured_len: int) -> None:
+def test_graph_replay_with_other_lengths(
+    captured_len: int, setenv: Callable[[str, str], None]
+) -> None:
+    setenv("MQA_FALLBACK", "silent")
     device = torch.device("cuda")
     cache = ramp_pool(device, 40, 64, [list(range(9 * b, 9 * b + 9)) for b in range(4)], 576)
     table = torch.arange(36, dtype=torch.int32, device=device).view(4, 9)

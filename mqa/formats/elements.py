@@ -96,23 +96,25 @@ def pack_scale(codes: Tensor) -> Tensor:
 
 
 def decode_e4m3(values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values of `float8_e4m3fn` elements, exact in `dtype` (float32 or float64)."""
+    """Values of `float8_e4m3fn` elements (or their bytes), exact in float32 or float64 `dtype`."""
+    if values.device.type != "cpu":
+        return values.view(torch.float8_e4m3fn).to(dtype)
+    # On a CPU looking up is several times faster than float8's own conversion.
     codes = torch.arange(256, device=values.device, dtype=torch.int32).to(torch.uint8)
     table = codes.view(torch.float8_e4m3fn).to(dtype)
-    return _look_up(table, values.view(torch.uint8))
+    indices = values.view(torch.uint8).reshape(-1).to(torch.int32)
+    return table.index_select(0, indices).view(values.shape)
 
 
 def decode_e2m1(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values of packed E2M1 elements: [..., D/2] bytes to [..., D], low nibble first."""
-    code = torch.arange(16, device=packed.device, dtype=torch.int32)
-    exponent, mantissa = code >> 1 & 3, code & 1
-    subnormal = 0.5 * mantissa
-    normal = (1 + 0.5 * mantissa) * (1 << exponent) * 0.5
-    magnitude = torch.where(exponent == 0, subnormal, normal)
-    table = torch.where(code >= 8, -magnitude, magnitude).to(dtype)
+    """Values of packed E2M1 elements: [..., D/2] bytes to [..., D], low nibble first.
+
+    E2M1's fields in the high places of E4M3's mean the same value divided by 2**6: the exponent
+    biases are 1 and 7, and subnormals follow suit.
+    """
     byte = packed.view(torch.uint8)
     nibbles = torch.stack((byte & 15, byte >> 4), dim=-1).flatten(-2)
-    return _look_up(table, nibbles)
+    return decode_e4m3((nibbles & 8) << 4 | (nibbles & 7) << 2, dtype).mul_(64.0)
 
 
 def decode_ue8m0(scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -137,10 +139,11 @@ def unpack_scale(scale: Tensor, head_dim: int) -> Tensor:
     return (scale.unsqueeze(-1) >> shifts & 255).to(torch.uint8)
 
 
-def decode_block_scale(scale: Tensor, head_dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """One scale per element: packed int32 [...] to `dtype` [..., head_dim]."""
-    codes = unpack_scale(scale, head_dim)
-    return decode_ue8m0(codes, dtype).repeat_interleave(MX_BLOCK, dim=-1)
+def scale_blocks_(values: Tensor, scale: Tensor) -> Tensor:
+    """Multiply float32 or float64 values [..., D] in place by their packed scales int32 [...]."""
+    scales = decode_ue8m0(unpack_scale(scale, values.shape[-1]), values.dtype)
+    values.unflatten(-1, (-1, MX_BLOCK)).mul_(scales.unsqueeze(-1))
+    return values
 
 
 def _encode(magnitude: Tensor, mantissa_bits: int, min_exponent: int, max_code: int) -> Tensor:
@@ -150,8 +153,3 @@ def _encode(magnitude: Tensor, mantissa_bits: int, min_exponent: int, max_code: 
     steps = per_step.mul_(magnitude).round_()  # to even; the implicit bit is among the steps
     code = steps.to(torch.int64) + (exponent - min_exponent << mantissa_bits)
     return code.clamp_(max=max_code).to(torch.uint8)
-
-
-def _look_up(table: Tensor, codes: Tensor) -> Tensor:
-    # index_select over int32 is several times faster on a CPU than float8's own conversion.
-    return table.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)

@@ -16,11 +16,11 @@ from mqa.formats.elements import (
     MX_BLOCK,
     UE8M0_NAN,
     block_codes,
-    decode_block_scale,
     decode_e2m1,
     decode_ue8m0,
     encode_e2m1,
     pack_scale,
+    scale_blocks_,
     split_rows,
     take_apart,
 )
@@ -78,5 +78,4 @@ def dequantize_mxfp4(values: Tensor, scale: Tensor) -> Tensor:
     check_scale("dequantize_mxfp4", values, scale, (torch.int32,))
     head_dim = 2 * values.shape[-1]
     check_mx_head_dim("dequantize_mxfp4", f"2 * values.shape[-1]={head_dim}", head_dim)
-    wide = decode_block_scale(scale, head_dim, torch.float64)
-    return (decode_e2m1(values, torch.float64) * wide).to(torch.float32)
+    return scale_blocks_(decode_e2m1(values, torch.float64), scale).to(torch.float32)

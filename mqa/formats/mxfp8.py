@@ -9,11 +9,11 @@ from mqa.formats.checks import check_floats, check_mx_head_dim, check_scale, che
 from mqa.formats.elements import (
     MX_BLOCK,
     block_codes,
-    decode_block_scale,
     decode_e4m3,
     decode_ue8m0,
     encode_e4m3,
     pack_scale,
+    scale_blocks_,
     split_rows,
     take_apart,
 )
@@ -69,5 +69,4 @@ def dequantize_mxfp8(values: Tensor, scale: Tensor) -> Tensor:
     check_scale("dequantize_mxfp8", values, scale, (torch.int32,))
     head_dim = values.shape[-1]
     check_mx_head_dim("dequantize_mxfp8", f"values.shape[-1]={head_dim}", head_dim)
-    wide = decode_block_scale(scale, head_dim, torch.float64)
-    return (decode_e4m3(values, torch.float64) * wide).to(torch.float32)
+    return scale_blocks_(decode_e4m3(values, torch.float64), scale).to(torch.float32)

@@ -13,7 +13,6 @@ nothing is read on the host: every tile is computed and masked on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -25,7 +24,10 @@ from mqa.reference.environment import isolated
 TILE = 256
 """KV tokens of one product."""
 
-_SCORES_BYTES = 2 << 20  # dots of a batch of products: stays in a CPU's caches
+MASKED_BYTES = 16 << 20
+"""Bound on the extra memory where nothing is read on the host. Not a setting: bits depend on it."""
+
+_SCORES_BYTES = 4 << 20  # dots of a batch of products: stays in a CPU's caches
 _SPAN_BYTES = 4 << 20  # decoded KV tokens that many rows use before the next ones are decoded
 _QUERY_BYTES = 4 << 20  # decoded query tokens
 _SHARED_ROWS = 16  # from so many rows on, one tile for all rows beats all tiles for one row
@@ -44,7 +46,7 @@ class Decoder:
         decoded = elements.decode_e2m1(values) if self._fp4 else elements.decode_e4m3(values)
         if block_scale is None:
             return decoded
-        return decoded.mul_(elements.decode_block_scale(block_scale, self.head_dim))
+        return elements.scale_blocks_(decoded, block_scale)
 
 
 class Query(NamedTuple):
@@ -116,6 +118,16 @@ class Windows(NamedTuple):
     high: Tensor
     origin: Tensor
 
+    def positions(self, rows: slice, first: int, last: int) -> Tensor:
+        """Positions [rows, n] of the columns of tiles first..last-1."""
+        column = torch.arange(first * TILE, last * TILE, device=self.origin.device)
+        return self.origin[rows].unsqueeze(1) + column
+
+    def inside(self, rows: slice, positions: Tensor) -> Tensor:
+        return (positions >= self.low[rows].unsqueeze(1)) & (
+            positions < self.high[rows].unsqueeze(1)
+        )
+
 
 @isolated
 def dense(
@@ -134,7 +146,8 @@ def dense(
 ) -> None:
     """Score S query tokens against N KV tokens into `out` [S, N], or [S, M] if compressed.
 
-    Shapes and dtypes as in design section 2, all strides allowed; `memory` bounds the extra bytes.
+    Shapes and dtypes as in `docs/semantics.md`, all strides allowed; `memory` bounds the
+    extra bytes on a CPU.
     """
     decoder = Decoder(q, q_scale)
     count = k.shape[0]
@@ -151,8 +164,7 @@ def dense(
     if on_cpu:
         score_windows(out, query, tokens, windows, memory=memory)
     else:
-        shared = not compressed
-        score_masked(out, query, tokens, windows, shared=shared, clean=clean, memory=memory)
+        score_masked(out, query, tokens, windows, shared=not compressed, clean=clean)
 
 
 def score_windows(
@@ -169,7 +181,7 @@ def score_windows(
     batch = max(1, min(_SCORES_BYTES, share) // (num_heads * TILE * _FLOAT32))
     rows = max(1, min(_QUERY_BYTES, share) // (num_heads * head_dim * _FLOAT32))
     span = max(1, min(_SPAN_BYTES, share) // (TILE * head_dim * _FLOAT32))
-    scratch = Scratch(batch, num_heads, out.device)
+    products = Products(batch, num_heads, out.device)
     bounds = list(zip(windows.low.tolist(), windows.high.tolist(), strict=True))
     for low in range(0, len(bounds), rows):
         at = slice(low, low + rows)
@@ -180,7 +192,7 @@ def score_windows(
             out[at],
             *query.decoded(at),
             Windows(windows.low[at], windows.high[at], windows.origin[at]),
-            scratch,
+            products,
         )
         first, last = min(a for a, _ in used) // TILE, -(-max(b for _, b in used) // TILE)
         for tile in range(first, last, span):
@@ -191,13 +203,14 @@ class _Rows:
     """Decoded query tokens, their windows, and where their logits go."""
 
     def __init__(
-        self, out: Tensor, queries: Tensor, weights: Tensor, windows: Windows, scratch: Scratch
+        self, out: Tensor, queries: Tensor, weights: Tensor, windows: Windows, products: Products
     ) -> None:
         self._out, self._queries, self._weights = out, queries, weights
-        self._windows, self._scratch = windows, scratch
+        self._windows, self._products = windows, products
         self._bounds = list(zip(windows.low.tolist(), windows.high.tolist(), strict=True))
         self._origin: list[int] = windows.origin.tolist()
         self._full = not any(self._origin)
+        self._width = out.shape[1]
 
     def score(self, tokens: Tokens, first: int, last: int) -> None:
         """Write what tiles first..last-1 hold for these rows."""
@@ -205,17 +218,14 @@ class _Rows:
         if not needed:
             return
         span = tokens.span(first, last)
-        batch = self._scratch.batch
+        batch = self._products.batch
         for low in range(needed.start, needed.stop, batch):
             block = range(low, min(low + batch, needed.stop))
             if len(block) < _SHARED_ROWS:
                 for row in block:
                     self._score_row(row, span, first, last)
             else:
-                for tile in range(first, last):
-                    rows = self._needing(tile, tile + 1, block)
-                    if rows:
-                        self._score_tile(rows, span.tiles(tile - first, tile - first + 1), tile)
+                self._score_tiles(block, span, first, last)
 
     def _needing(self, first: int, last: int, among: range) -> range:
         """The rows from the first to the last whose window meets the tiles."""
@@ -223,30 +233,39 @@ class _Rows:
         meets = [s for s in among if max(self._bounds[s][0], low) < min(self._bounds[s][1], high)]
         return range(meets[0], meets[-1] + 1) if meets else range(0)
 
-    def _score_tile(self, rows: range, span: Span, tile: int) -> None:
-        at = slice(rows.start, rows.stop)
-        logits = self._scratch.score(self._queries[at], self._weights[at], span)
-        if not self._full:
-            for row in rows:
-                self._write(row, logits[row - rows.start], tile * TILE)
-            return
-        left, right = tile * TILE, min(tile * TILE + TILE, self._out.shape[1])
-        target, logits = self._out[at, left:right], logits[:, : right - left]
-        if any(low > left or high < right for low, high in self._bounds[at]):
-            position = torch.arange(left, right, device=logits.device)
-            low, high = (side[at].unsqueeze(1) for side in self._windows[:2])
-            logits = torch.where((position >= low) & (position < high), logits, target)
-        target.copy_(logits)
+    def _score_tiles(self, block: range, span: Span, first: int, last: int) -> None:
+        bounds = self._bounds[block.start : block.stop]
+        all_from, all_to = max(low for low, _ in bounds), min(high for _, high in bounds)
+        for tile in range(first, last):
+            left, right = tile * TILE, min(tile * TILE + TILE, self._width)
+            whole = self._full and all_from <= left and right <= all_to
+            rows = block if whole else self._needing(tile, tile + 1, block)
+            if not rows:
+                continue
+            at, one = slice(rows.start, rows.stop), span.tiles(tile - first, tile - first + 1)
+            pairs = (self._queries[at], self._weights[at], one)
+            if whole and right - left == TILE:
+                self._products.score(*pairs, into=self._out[at, left:right])
+            elif self._full:
+                target = self._out[at, left:right]
+                logits = self._products.score(*pairs)[:, : right - left]
+                position = torch.arange(left, right, device=logits.device)
+                inside = self._windows.inside(at, position)
+                target.copy_(torch.where(inside, logits, target))
+            else:
+                logits = self._products.score(*pairs)
+                for row in rows:
+                    self._write(row, logits[row - rows.start], left)
 
     def _score_row(self, row: int, span: Span, first: int, last: int) -> None:
         low, high = self._bounds[row]
         if low >= high:
             return
         first_needed, last_needed = max(first, low // TILE), min(last, -(-high // TILE))
-        for tile in range(first_needed, last_needed, self._scratch.batch):
-            stop = min(tile + self._scratch.batch, last_needed)
+        for tile in range(first_needed, last_needed, self._products.batch):
+            stop = min(tile + self._products.batch, last_needed)
             queries, weights = self._queries[row : row + 1], self._weights[row : row + 1]
-            logits = self._scratch.score(queries, weights, span.tiles(tile - first, stop - first))
+            logits = self._products.score(queries, weights, span.tiles(tile - first, stop - first))
             self._write(row, logits[0], tile * TILE)
 
     def _write(self, row: int, logits: Tensor, position: int) -> None:
@@ -259,85 +278,91 @@ class _Rows:
 
 
 def score_masked(
-    out: Tensor,
-    query: Query,
-    tokens: Tokens,
-    windows: Windows,
-    *,
-    shared: bool,
-    clean: bool,
-    memory: int,
+    out: Tensor, query: Query, tokens: Tokens, windows: Windows, *, shared: bool, clean: bool
 ) -> None:
     """Write every entry of `out`, masked on the device; nothing is read on the host.
 
     `shared`: column j is KV token j for all rows, so a span serves them all.
     """
     count, num_heads, _ = query.q.shape
-    head_dim, width = query.decode.head_dim, out.shape[1]
-    # Decoding holds an element's code as int32, its value and its block scale at once.
-    row_bytes = num_heads * (TILE + 4 * head_dim) * _FLOAT32
-    tile_bytes = TILE * (num_heads + 4 * head_dim) * _FLOAT32
-    if shared:
-        rows = max(1, min(count, memory // 2 // row_bytes))
-        tiles = max(1, memory // 2 // tile_bytes // rows)
-    else:
-        tiles = max(1, min(-(-width // TILE), memory // 2 // tile_bytes))
-        rows = max(1, memory // 2 // tile_bytes // tiles)
-    scratch = Scratch(rows * tiles, num_heads, out.device)
-    for row, column in _blocks(count, width, rows, tiles * TILE):
-        queries, weights = query.decoded(row)
-        padded = -(-(column.stop - column.start) // TILE) * TILE
-        offset = torch.arange(column.start, column.start + padded, device=out.device)
-        positions = windows.origin[row].unsqueeze(1) + offset
-        if shared:
-            first = column.start // TILE
-            span = tokens.span(first, first + padded // TILE)
-        else:
-            span = tokens.gather(row, positions)
-        logits = scratch.score(queries, weights, span)
-        if clean:
-            low, high = windows.low[row].unsqueeze(1), windows.high[row].unsqueeze(1)
-            inside = (positions >= low) & (positions < high)
-            logits = torch.where(inside, logits, -torch.inf)
-        out[row, column] = logits[:, : column.stop - column.start]
+    head_dim, last_tile = query.decode.head_dim, -(-out.shape[1] // TILE)
+    # While tokens are gathered there are also their bytes, and while they are copied two of them.
+    pair_bytes = (TILE * num_heads + 3 * TILE * head_dim + num_heads * head_dim) * _FLOAT32
+    batch = max(1, MASKED_BYTES * 3 // 4 // pair_bytes)
+    tiles = batch // min(count, batch) if shared else min(batch, last_tile)
+    rows = max(1, batch // tiles)
+    reach = max(tiles, batch // 2) // tiles * tiles if shared else tiles
+    products = PaddedProducts(batch, num_heads, head_dim, out.device)
+    for low in range(0, count, rows):
+        row = slice(low, min(low + rows, count))
+        decoded = query.decoded(row)
+        for first in range(0, last_tile, reach):
+            last = min(first + reach, last_tile)
+            positions = windows.positions(row, first, last)
+            span = tokens.span(first, last) if shared else tokens.gather(row, positions)
+            inside = windows.inside(row, positions) if clean else None
+            for tile in range(first, last, tiles):
+                part = slice((tile - first) * TILE, (min(tile + tiles, last) - first) * TILE)
+                logits = products.score(*decoded, span.tiles(tile - first, part.stop // TILE))
+                if inside is not None:
+                    logits = torch.where(inside[:, part], logits, -torch.inf)
+                target = out[row, tile * TILE : first * TILE + part.stop]
+                target.copy_(logits[:, : target.shape[1]])
 
 
-def _blocks(rows: int, columns: int, height: int, width: int) -> Iterator[tuple[slice, slice]]:
-    for low in range(0, rows, height):
-        for left in range(0, columns, width):
-            yield slice(low, min(low + height, rows)), slice(left, min(left + width, columns))
-
-
-class Scratch:
-    """Buffers of a batch of products: allocating them anew costs a CPU as much as the products."""
+class Products:
+    """Batches of up to `batch` products, with their buffers: allocating those anew for each batch
+    costs a CPU as much as the products."""
 
     def __init__(self, batch: int, num_heads: int, device: torch.device) -> None:
         self.batch = batch
         self._dots = torch.empty(batch, num_heads, TILE, device=device, dtype=torch.float32)
         self._sums = torch.empty(batch, 1, TILE, device=device, dtype=torch.float32)
+        self._zero = torch.zeros((), device=device, dtype=torch.float32)
 
-    def score(self, queries: Tensor, weights: Tensor, span: Span) -> Tensor:
-        """Logits float32 [rows, tiles * 256], valid until the next call, of queries [rows, H, D]
-        and weights [rows, 1, H]."""
+    def score(
+        self, queries: Tensor, weights: Tensor, span: Span, into: Tensor | None = None
+    ) -> Tensor:
+        """Logits [rows, tiles * 256] of queries [rows, H, D] and weights [rows, 1, H], written to
+        `into`, or float32 and valid until the next call."""
         rows, tiles = queries.shape[0], span.values.shape[1]
-        q, w, k = _pairs(queries, tiles), _pairs(weights, tiles), _pairs_of_tiles(span.values, rows)
-        dots, sums = self._dots[: rows * tiles], self._sums[: rows * tiles]
-        torch.bmm(q, k.transpose(1, 2), out=dots)
-        torch.bmm(w, dots.relu_(), out=sums)
+        tokens = span.values.expand(rows, -1, -1, -1).flatten(0, 1)
+        sums = self._multiply(_pairs(queries, tiles), _pairs(weights, tiles), tokens)
         logits = sums.view(rows, tiles * TILE)
-        if span.scale is not None:
-            logits.mul_(span.scale)
-        return logits.add_(0.0)  # -0.0 becomes +0.0: ties of top-k are one value
+        into = logits if into is None else into
+        # The sum with 0 makes -0.0 a +0.0: ties of top-k are one value.
+        if span.scale is None:
+            return torch.add(logits, 0.0, out=into)
+        return torch.addcmul(self._zero, logits, span.scale, out=into)
+
+    def _multiply(self, queries: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
+        """Weighted head sums [n, 1, 256] of n pairs."""
+        dots, sums = self._dots[: len(tokens)], self._sums[: len(tokens)]
+        torch.bmm(queries, tokens.mT, out=dots)
+        return torch.bmm(weights, dots.relu_(), out=sums)
+
+
+class PaddedProducts(Products):
+    """Batches of always the same size and strides: a GPU's library chooses its kernel, and so the
+    bits, by the number of products too. Places left over hold what an earlier batch left."""
+
+    def __init__(self, batch: int, num_heads: int, head_dim: int, device: torch.device) -> None:
+        super().__init__(batch, num_heads, device)
+        like = self._dots
+        self._queries = like.new_zeros(batch, num_heads, head_dim)
+        self._weights = like.new_zeros(batch, 1, num_heads)
+        self._tokens = like.new_zeros(batch, TILE, head_dim)
+
+    def _multiply(self, queries: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
+        count = len(tokens)
+        self._queries[:count], self._weights[:count] = queries, weights
+        self._tokens[:count] = tokens
+        return super()._multiply(self._queries, self._weights, self._tokens)[:count]
 
 
 def _pairs(rows: Tensor, tiles: int) -> Tensor:
     """[rows, a, b] to [rows * tiles, a, b], a view where one of both is 1."""
     return rows.unsqueeze(1).expand(-1, tiles, -1, -1).flatten(0, 1)
-
-
-def _pairs_of_tiles(values: Tensor, rows: int) -> Tensor:
-    """[rows or 1, tiles, 256, D] to [rows * tiles, 256, D], likewise."""
-    return values.expand(rows, -1, -1, -1).flatten(0, 1)
 
 
 def decoded_span(decode: Decoder, values: Tensor, scale: Tensor, tiles: int | None = None) -> Span:

@@ -25,7 +25,7 @@ def values(elements_: Tensor, scale: Tensor | None = None) -> Tensor:
     plain = decode(elements_, torch.float64)
     if scale is None:
         return plain
-    return plain * elements.decode_block_scale(scale, plain.shape[-1], torch.float64)
+    return elements.scale_blocks_(plain, scale)
 
 
 def row(q: Tensor, k: Tensor, weights: Tensor, kv_scale: Tensor | None) -> Tensor:

@@ -55,15 +55,28 @@ class Pages:
         if self.count == 0:  # something to read from: gathers are masked, not branched around
             kv_cache = kv_cache.new_zeros((1, *kv_cache.shape[1:]))
         self._scale_dtype = torch.int32 if decode.block_scaled else torch.float32
-        stride, offset, row_bytes = kv_cache.stride(0), kv_cache.storage_offset(), token_bytes - 4
-        shape, scales_at = (kv_cache.shape[0], self.size), offset + self.size * row_bytes
-        self._values = kv_cache.as_strided((*shape, row_bytes), (stride, row_bytes, 1), offset)
-        self._scales = kv_cache.as_strided((*shape, 4), (stride, 4, 1), scales_at)
+        self._row_bytes = token_bytes - 4
+        blocks, stride, offset = kv_cache.shape[0], kv_cache.stride(0), kv_cache.storage_offset()
+        self._blocks = kv_cache.as_strided((blocks, self.size * token_bytes), (stride, 1), offset)
+        values, scales = self._split(self._blocks)
+        self._values, self._scales = values, scales
 
     def read(self, block: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
         """Stored values [..., bytes] and scales [...] of tokens `slot` of `block`, both int64."""
         scales = self._scales[block, slot].view(self._scale_dtype)
         return self._values[block, slot], scales.squeeze(-1)
+
+    def read_whole(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Stored values [n * P, bytes] and scales [n * P] of all tokens of `blocks` int [n]: a few
+        long copies, which a CPU does many times faster than many short ones."""
+        values, scales = self._split(self._blocks.index_select(0, blocks))
+        scales = scales.reshape(-1, 4).view(self._scale_dtype)
+        return values.reshape(-1, self._row_bytes), scales.squeeze(-1)
+
+    def _split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Values [n, P, bytes] and scales [n, P, 4] of blocks [n, bytes of a block]."""
+        rows = blocks[:, : self.size * self._row_bytes], blocks[:, self.size * self._row_bytes :]
+        return rows[0].unflatten(1, (self.size, -1)), rows[1].unflatten(1, (self.size, 4))
 
 
 class PagedTokens:
@@ -77,11 +90,16 @@ class PagedTokens:
 
     def span(self, first: int, last: int) -> Span:
         """Tiles of the first row's request, whose needed block ids are known to be good."""
-        position = torch.arange(
-            first * TILE, min(last * TILE, self._count), device=self._table.device
-        ).unsqueeze(0)
-        block, slot = self._locate(slice(0, 1), position)
-        return decoded_span(self._decode, *self._pages.read(block, slot), last - first)
+        low, high, size = first * TILE, min(last * TILE, self._count), self._pages.size
+        if size > TILE:
+            position = torch.arange(low, high, device=self._table.device).unsqueeze(0)
+            stored = self._pages.read(*self._locate(slice(0, 1), position))
+            return decoded_span(self._decode, *stored, last - first)
+        table = self._table[self._entries[0], low // size : -(-high // size)]
+        skipped = low % size
+        values, scales = self._pages.read_whole(table.contiguous())
+        needed = slice(skipped, skipped + high - low)
+        return decoded_span(self._decode, values[None, needed], scales[None, needed], last - first)
 
     def gather(self, rows: slice, positions: Tensor) -> Span:
         """Tokens of each row's request; a block id outside the cache reads as zeros."""
@@ -114,7 +132,8 @@ def paged(
     """Score B * next_n query tokens against their requests' pages into `out` [B * next_n, L].
 
     Shapes and dtypes as in `docs/semantics.md`, all strides allowed; `memory` bounds the extra
-    bytes. On CPU tensors lens and block ids were checked; elsewhere lens are cut to what there is.
+    bytes on a CPU. CPU tensors have had lens and block ids checked; elsewhere lens are cut to what
+    there is.
     """
     batch, next_n = q.shape[:2]
     decode = Decoder(q, q_scale)
@@ -144,7 +163,7 @@ def paged(
         zeros = torch.zeros_like(lens)
         windows = Windows(zeros, lens, zeros)
         part = out[:, :reach]
-        score_masked(part, query, tokens, windows, shared=False, clean=clean, memory=memory)
+        score_masked(part, query, tokens, windows, shared=False, clean=clean)
 
 
 def _requests(entries: Tensor) -> list[slice]:

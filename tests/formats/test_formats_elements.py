@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from mqa.formats.elements import (
     block_codes,
-    decode_block_scale,
     decode_e2m1,
     decode_e4m3,
     decode_ue8m0,
+    scale_blocks_,
     encode_e2m1,
     encode_e4m3,
     pack_scale,
@@ -100,11 +100,13 @@ def test_scale_of_block_b_is_byte_b_and_the_rest_is_zero(blocks):
 
 def test_each_block_scale_is_repeated_for_its_32_elements():
     packed = pack_scale(torch.tensor([[127, 130]]))
-    assert decode_block_scale(packed, 64).tolist() == [[1.0] * 32 + [8.0] * 32]
+    assert scale_blocks_(torch.ones(1, 64), packed).tolist() == [[1.0] * 32 + [8.0] * 32]
 
 
 def test_bytes_past_the_head_dim_are_ignored():
-    assert decode_block_scale(torch.tensor([0x7F - (1 << 24)]), 32).tolist() == [[1.0] * 32]
+    assert scale_blocks_(torch.ones(1, 32), torch.tensor([0x7F - (1 << 24)])).tolist() == [
+        [1.0] * 32
+    ]
 
 
 def hard_values(largest: float, magnitudes: list[Fraction]) -> NDArray[np.float32]:

@@ -1,5 +1,6 @@
 # `make demo` and `make test` need nothing but Python >= 3.11 and PyPI: they make .venv themselves.
-# `make test-gpu` and `make bench` use the Python at hand (PYTHON=...), where torch already runs.
+# `make test-gpu` uses the Python at hand (PYTHON=...), where torch already runs with CUDA, and
+# `make bench` does where that Python has torch.
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,7 +33,7 @@ demo: $(STAMP)
 	$(PY) $(CLI) demo $(ARGS)
 
 test: lint
-	HYPOTHESIS_PROFILE=ci $(PY) -m pytest -m 'not gpu and not slow' \
+	HYPOTHESIS_PROFILE=ci $(PY) -m pytest -m 'not slow' \
 		--cov --cov-report=term --cov-report=json:.coverage.json $(PYTEST_ARGS)
 	@$(PY) -c "import json, sys; t = json.load(open('.coverage.json'))['totals']; \
 		p = 100 * t['covered_lines'] / max(t['num_statements'], 1); \
@@ -40,7 +41,7 @@ test: lint
 		f'line coverage {p:.2f} %, expected at least $(MIN_LINE_COVERAGE) %')"
 
 test-deep: $(STAMP)
-	HYPOTHESIS_PROFILE=deep $(PY) -m pytest -m 'not gpu' $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=deep $(PY) -m pytest $(PYTEST_ARGS)
 
 test-gpu:
 	$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
@@ -56,8 +57,8 @@ format: $(STAMP)
 	$(PY) -m ruff check --fix .
 	$(if $(CSRC),$(VENV)/bin/clang-format -i $(CSRC))
 
-bench:
-	$(PYTHON) $(CLI) bench $(ARGS)
+bench: $(if $(shell $(PYTHON) -c 'import torch' 2>/dev/null && echo yes),,$(STAMP))
+	$(if $^,$(PY),$(PYTHON)) $(CLI) bench $(ARGS)
 
 docs: $(STAMP)
 	$(PY) tools/generate_docs.py

@@ -76,6 +76,7 @@ class Reference:
             call.end,
             compressed=call.problem.compressed,
             clean=call.problem.clean,
+            on_host=out.device.type == "cpu",
             memory=config.reference_bytes(),
         )
 
@@ -90,6 +91,7 @@ class Reference:
             call.block_table,
             call.indices,
             clean=call.problem.clean,
+            on_host=out.device.type == "cpu",
             memory=config.reference_bytes(),
         )
 

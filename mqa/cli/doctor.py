@@ -34,7 +34,7 @@ _VARIABLES: tuple[tuple[str, Callable[[], object]], ...] = (
     ("MQA_BACKEND", config.backend_name),
     ("MQA_FALLBACK", config.fallback),
     ("MQA_DEBUG", config.debug),
-    ("MQA_REFERENCE_BYTES", lambda: config.reference_bytes("cpu")),
+    ("MQA_REFERENCE_BYTES", config.reference_bytes),
 )
 
 

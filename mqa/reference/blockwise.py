@@ -1,14 +1,9 @@
 """The reference that people run: float32, blockwise, bounded memory, batch-invariant.
 
-Everything is one product shape. A query token's heads [H, D] meet one tile of 256 KV tokens
-[D, 256], relu follows, and [1, H] x [H, 256] sums the heads; a batch of such (row, tile) pairs
-goes to `torch.bmm` at once. The shape depends on H and D alone, short tiles are padded with
-zeros, and a batched product does not look at its neighbours: so a row's bits depend neither on
-the other rows nor on where its window starts, nor on how the work was cut. (A plain matrix product
-changes bits with its shape, because the library behind it changes kernels.)
-
-On CPU tensors the windows are read and only the tiles they need are computed; on other devices
-nothing is read on the host: every tile is computed and masked on the device.
+Query tokens and KV tokens are decoded a block at a time and meet in the products of
+`mqa.reference.products`. Where the host may read the windows (CPU tensors), only the tiles that
+they need are computed; elsewhere nothing is read on the host: every tile is computed and masked
+on the device.
 """
 
 from __future__ import annotations
@@ -18,11 +13,15 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mqa.formats import elements
 from mqa.reference.environment import isolated
-
-TILE = 256
-"""KV tokens of one product."""
+from mqa.reference.products import (
+    TILE,
+    Decoder,
+    PaddedProducts,
+    Products,
+    Span,
+    decoded_span,
+)
 
 MASKED_BYTES = 16 << 20
 """Bound on the extra memory where nothing is read on the host. Not a setting: bits depend on it."""
@@ -31,22 +30,7 @@ _SCORES_BYTES = 4 << 20  # dots of a batch of products: stays in a CPU's caches
 _SPAN_BYTES = 4 << 20  # decoded KV tokens that many rows use before the next ones are decoded
 _QUERY_BYTES = 4 << 20  # decoded query tokens
 _SHARED_ROWS = 16  # from so many rows on, one tile for all rows beats all tiles for one row
-_FLOAT32 = 4
-
-
-class Decoder:
-    """Element codes to float32 [..., D] for one call's format."""
-
-    def __init__(self, q: Tensor, q_scale: Tensor | None) -> None:
-        self._fp4 = q.dtype != torch.float8_e4m3fn
-        self.block_scaled = q_scale is not None
-        self.head_dim = q.shape[-1] * (2 if self._fp4 else 1)
-
-    def __call__(self, values: Tensor, block_scale: Tensor | None) -> Tensor:
-        decoded = elements.decode_e2m1(values) if self._fp4 else elements.decode_e4m3(values)
-        if block_scale is None:
-            return decoded
-        return elements.scale_blocks_(decoded, block_scale)
+_FLOAT32 = 4  # bytes
 
 
 class Query(NamedTuple):
@@ -68,18 +52,6 @@ class Query(NamedTuple):
             self.decode(part.q, part.q_scale),
             part.weights.float().contiguous().unsqueeze(1),
         )
-
-
-class Span(NamedTuple):
-    """Decoded KV tokens: values [R, tiles, 256, D], scale [R, tiles * 256] or None; R = 1 serves
-    all rows."""
-
-    values: Tensor
-    scale: Tensor | None
-
-    def tiles(self, first: int, last: int) -> Span:
-        scale = None if self.scale is None else self.scale[:, first * TILE : last * TILE]
-        return Span(self.values[:, first:last], scale)
 
 
 class Tokens(Protocol):
@@ -142,26 +114,25 @@ def dense(
     *,
     compressed: bool,
     clean: bool,
+    on_host: bool,
     memory: int,
 ) -> None:
     """Score S query tokens against N KV tokens into `out` [S, N], or [S, M] if compressed.
 
-    Shapes and dtypes as in `docs/semantics.md`, all strides allowed; `memory` bounds the
-    extra bytes on a CPU.
+    Shapes and dtypes as in `docs/semantics.md`, all strides allowed. `on_host`: windows may be
+    read on the host, and were checked; `memory` then bounds the extra bytes.
     """
-    decoder = Decoder(q, q_scale)
     count = k.shape[0]
     low, high = (bound.long().clamp(0, count) for bound in (start, end))
     origin = start.long().clamp(min=0) if compressed else torch.zeros_like(low)
     windows = Windows(low, high, origin)
-    tokens = DenseTokens(decoder, k, kv_scale)
     query = Query(q, q_scale, weights, Decoder(q, q_scale))
-    on_cpu = out.device.type == "cpu"
-    if clean and (on_cpu or count == 0):
+    tokens = DenseTokens(query.decode, k, kv_scale)
+    if clean and (on_host or count == 0):
         out.fill_(-torch.inf)
     if count == 0:
         return
-    if on_cpu:
+    if on_host:
         score_windows(out, query, tokens, windows, memory=memory)
     else:
         score_masked(out, query, tokens, windows, shared=not compressed, clean=clean)
@@ -286,7 +257,7 @@ def score_masked(
     """
     count, num_heads, _ = query.q.shape
     head_dim, last_tile = query.decode.head_dim, -(-out.shape[1] // TILE)
-    # While tokens are gathered there are also their bytes, and while they are copied two of them.
+    # Tokens are there three times over: gathered bytes and codes, decoded, and in the batch.
     pair_bytes = (TILE * num_heads + 3 * TILE * head_dim + num_heads * head_dim) * _FLOAT32
     batch = max(1, MASKED_BYTES * 3 // 4 // pair_bytes)
     tiles = batch // min(count, batch) if shared else min(batch, last_tile)
@@ -308,70 +279,3 @@ def score_masked(
                     logits = torch.where(inside[:, part], logits, -torch.inf)
                 target = out[row, tile * TILE : first * TILE + part.stop]
                 target.copy_(logits[:, : target.shape[1]])
-
-
-class Products:
-    """Batches of up to `batch` products, with their buffers: allocating those anew for each batch
-    costs a CPU as much as the products."""
-
-    def __init__(self, batch: int, num_heads: int, device: torch.device) -> None:
-        self.batch = batch
-        self._dots = torch.empty(batch, num_heads, TILE, device=device, dtype=torch.float32)
-        self._sums = torch.empty(batch, 1, TILE, device=device, dtype=torch.float32)
-        self._zero = torch.zeros((), device=device, dtype=torch.float32)
-
-    def score(
-        self, queries: Tensor, weights: Tensor, span: Span, into: Tensor | None = None
-    ) -> Tensor:
-        """Logits [rows, tiles * 256] of queries [rows, H, D] and weights [rows, 1, H], written to
-        `into`, or float32 and valid until the next call."""
-        rows, tiles = queries.shape[0], span.values.shape[1]
-        tokens = span.values.expand(rows, -1, -1, -1).flatten(0, 1)
-        sums = self._multiply(_pairs(queries, tiles), _pairs(weights, tiles), tokens)
-        logits = sums.view(rows, tiles * TILE)
-        into = logits if into is None else into
-        # The sum with 0 makes -0.0 a +0.0: ties of top-k are one value.
-        if span.scale is None:
-            return torch.add(logits, 0.0, out=into)
-        return torch.addcmul(self._zero, logits, span.scale, out=into)
-
-    def _multiply(self, queries: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
-        """Weighted head sums [n, 1, 256] of n pairs."""
-        dots, sums = self._dots[: len(tokens)], self._sums[: len(tokens)]
-        torch.bmm(queries, tokens.mT, out=dots)
-        return torch.bmm(weights, dots.relu_(), out=sums)
-
-
-class PaddedProducts(Products):
-    """Batches of always the same size and strides: a GPU's library chooses its kernel, and so the
-    bits, by the number of products too. Places left over hold what an earlier batch left."""
-
-    def __init__(self, batch: int, num_heads: int, head_dim: int, device: torch.device) -> None:
-        super().__init__(batch, num_heads, device)
-        like = self._dots
-        self._queries = like.new_zeros(batch, num_heads, head_dim)
-        self._weights = like.new_zeros(batch, 1, num_heads)
-        self._tokens = like.new_zeros(batch, TILE, head_dim)
-
-    def _multiply(self, queries: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
-        count = len(tokens)
-        self._queries[:count], self._weights[:count] = queries, weights
-        self._tokens[:count] = tokens
-        return super()._multiply(self._queries, self._weights, self._tokens)[:count]
-
-
-def _pairs(rows: Tensor, tiles: int) -> Tensor:
-    """[rows, a, b] to [rows * tiles, a, b], a view where one of both is 1."""
-    return rows.unsqueeze(1).expand(-1, tiles, -1, -1).flatten(0, 1)
-
-
-def decoded_span(decode: Decoder, values: Tensor, scale: Tensor, tiles: int | None = None) -> Span:
-    """Stored tokens, values [rows, n, bytes] and scale [rows, n], padded with zeros to `tiles`."""
-    rows, count = scale.shape
-    k = decode(values, scale if decode.block_scaled else None)
-    missing = 0 if tiles is None else tiles * TILE - count
-    if missing:
-        k = torch.cat((k, k.new_zeros(rows, missing, k.shape[2])), dim=1)
-        scale = torch.cat((scale, scale.new_zeros(rows, missing)), dim=1)
-    k = k.view(rows, -1, TILE, decode.head_dim)
-    return Span(k, None if decode.block_scaled else scale)

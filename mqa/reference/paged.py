@@ -7,17 +7,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mqa.reference.blockwise import (
-    TILE,
-    Decoder,
-    Query,
-    Span,
-    Windows,
-    decoded_span,
-    score_masked,
-    score_windows,
-)
+from mqa.reference.blockwise import Query, Windows, score_masked, score_windows
 from mqa.reference.environment import isolated
+from mqa.reference.products import TILE, Decoder, Span, decoded_span
 
 
 def lens_of_rows(context_lens: Tensor, next_n: int) -> Tensor:
@@ -127,13 +119,14 @@ def paged(
     indices: Tensor | None,
     *,
     clean: bool,
+    on_host: bool,
     memory: int,
 ) -> None:
     """Score B * next_n query tokens against their requests' pages into `out` [B * next_n, L].
 
-    Shapes and dtypes as in `docs/semantics.md`, all strides allowed; `memory` bounds the extra
-    bytes on a CPU. CPU tensors have had lens and block ids checked; elsewhere lens are cut to what
-    there is.
+    Shapes and dtypes as in `docs/semantics.md`, all strides allowed. `on_host`: lens may be read
+    on the host, lens and block ids were checked, and `memory` bounds the extra bytes. Otherwise
+    lens are cut to what there is.
     """
     batch, next_n = q.shape[:2]
     decode = Decoder(q, q_scale)
@@ -146,7 +139,7 @@ def paged(
         entries = torch.arange(batch, device=lens.device).repeat_interleave(next_n)
     else:
         entries = entries_of_requests(lens, indices)
-    if out.device.type == "cpu":
+    if on_host:
         if clean:
             out.fill_(-torch.inf)
         for rows in _requests(entries):

@@ -1,0 +1,115 @@
+"""The products of the reference: one shape, many at once.
+
+A query token's heads [H, D] meet one tile of 256 KV tokens [D, 256], relu follows, and
+[1, H] x [H, 256] sums the heads; a batch of such (row, tile) pairs goes to `torch.bmm` at once.
+The shape depends on H and D alone, short tiles are padded with zeros, and a batched product does
+not look at its neighbours: so a row's bits depend neither on the other rows nor on where its
+window starts, nor on how the work was cut. (A plain matrix product changes bits with its shape,
+because the library behind it changes kernels.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mqa.formats import elements
+
+TILE = 256
+"""KV tokens of one product."""
+
+
+class Decoder:
+    """Element codes to float32 [..., D] for one call's format."""
+
+    def __init__(self, q: Tensor, q_scale: Tensor | None) -> None:
+        self._fp4 = q.dtype != torch.float8_e4m3fn
+        self.block_scaled = q_scale is not None
+        self.head_dim = q.shape[-1] * (2 if self._fp4 else 1)
+
+    def __call__(self, values: Tensor, block_scale: Tensor | None) -> Tensor:
+        decoded = elements.decode_e2m1(values) if self._fp4 else elements.decode_e4m3(values)
+        if block_scale is None:
+            return decoded
+        return elements.scale_blocks_(decoded, block_scale)
+
+
+class Span(NamedTuple):
+    """Decoded KV tokens: values [R, tiles, 256, D], scale [R, tiles * 256] or None; R = 1 serves
+    all rows."""
+
+    values: Tensor
+    scale: Tensor | None
+
+    def tiles(self, first: int, last: int) -> Span:
+        scale = None if self.scale is None else self.scale[:, first * TILE : last * TILE]
+        return Span(self.values[:, first:last], scale)
+
+
+class Products:
+    """Batches of up to `batch` products, with their buffers: allocating those anew for each batch
+    costs a CPU as much as the products."""
+
+    def __init__(self, batch: int, num_heads: int, device: torch.device) -> None:
+        self.batch = batch
+        self._dots = torch.empty(batch, num_heads, TILE, device=device, dtype=torch.float32)
+        self._sums = torch.empty(batch, 1, TILE, device=device, dtype=torch.float32)
+        self._zero = torch.zeros((), device=device, dtype=torch.float32)
+
+    def score(
+        self, queries: Tensor, weights: Tensor, span: Span, into: Tensor | None = None
+    ) -> Tensor:
+        """Logits [rows, tiles * 256] of queries [rows, H, D] and weights [rows, 1, H], written to
+        `into`, or float32 and valid until the next call."""
+        rows, tiles = queries.shape[0], span.values.shape[1]
+        tokens = span.values.expand(rows, -1, -1, -1).flatten(0, 1)
+        sums = self._multiply(_pairs(queries, tiles), _pairs(weights, tiles), tokens)
+        logits = sums.view(rows, tiles * TILE)
+        into = logits if into is None else into
+        # The sum with 0 makes -0.0 a +0.0: ties of top-k are one value.
+        if span.scale is None:
+            return torch.add(logits, 0.0, out=into)
+        return torch.addcmul(self._zero, logits, span.scale, out=into)
+
+    def _multiply(self, queries: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
+        """Weighted head sums [n, 1, 256] of n pairs."""
+        dots, sums = self._dots[: len(tokens)], self._sums[: len(tokens)]
+        torch.bmm(queries, tokens.mT, out=dots)
+        return torch.bmm(weights, dots.relu_(), out=sums)
+
+
+class PaddedProducts(Products):
+    """Batches of always the same size and strides: a GPU's library chooses its kernel, and so the
+    bits, by the number of products too. Places left over hold what an earlier batch left."""
+
+    def __init__(self, batch: int, num_heads: int, head_dim: int, device: torch.device) -> None:
+        super().__init__(batch, num_heads, device)
+        like = self._dots
+        self._queries = like.new_zeros(batch, num_heads, head_dim)
+        self._weights = like.new_zeros(batch, 1, num_heads)
+        self._tokens = like.new_zeros(batch, TILE, head_dim)
+
+    def _multiply(self, queries: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
+        count = len(tokens)
+        self._queries[:count], self._weights[:count] = queries, weights
+        self._tokens[:count] = tokens
+        return super()._multiply(self._queries, self._weights, self._tokens)[:count]
+
+
+def _pairs(rows: Tensor, tiles: int) -> Tensor:
+    """[rows, a, b] to [rows * tiles, a, b], a view where one of both is 1."""
+    return rows.unsqueeze(1).expand(-1, tiles, -1, -1).flatten(0, 1)
+
+
+def decoded_span(decode: Decoder, values: Tensor, scale: Tensor, tiles: int | None = None) -> Span:
+    """Stored tokens, values [rows, n, bytes] and scale [rows, n], padded with zeros to `tiles`."""
+    rows, count = scale.shape
+    k = decode(values, scale if decode.block_scaled else None)
+    missing = 0 if tiles is None else tiles * TILE - count
+    if missing:
+        k = torch.cat((k, k.new_zeros(rows, missing, k.shape[2])), dim=1)
+        scale = torch.cat((scale, scale.new_zeros(rows, missing)), dim=1)
+    k = k.view(rows, -1, TILE, decode.head_dim)
+    return Span(k, None if decode.block_scaled else scale)

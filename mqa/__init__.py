@@ -5,9 +5,12 @@
 `docs/semantics.md` says what that means to the bit, `mqa.reference` defines it in PyTorch.
 """
 
+import importlib
+from types import ModuleType
+
 from mqa import formats
 from mqa.backends import BackendStatus, Support, backends
-from mqa.config import get_num_sms, get_pdl, set_num_sms, set_pdl
+from mqa.devices import get_num_sms, get_pdl, set_num_sms, set_pdl
 from mqa.errors import BackendUnavailableError, FallbackWarning
 from mqa.ops import (
     fp8_fp4_mqa_logits,
@@ -42,3 +45,9 @@ __all__ = [
     "supports",
     "warmup",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "testing":  # not needed to compute, so not imported until asked for
+        return importlib.import_module("mqa.testing")
+    raise AttributeError(f"module 'mqa' has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NoReturn
 
 import torch
@@ -43,15 +44,16 @@ def pair(argument: str, value: Any) -> tuple[Any, Any]:
     return value[0], value[1]
 
 
-def rank(argument: str, value: Any, rank: int) -> tuple[int, ...]:
-    shape = tuple(tensor(argument, value).shape)
-    if len(shape) != rank:
-        reject(f"{argument}.shape", shape, f"{rank} dimension{'s' if rank > 1 else ''}")
-    return shape
+def rank(argument: str, value: Any, shape: str) -> tuple[int, ...]:
+    """The sizes of a tensor that has as many dimensions as a shape like `[S, H, D]` names."""
+    sizes = tuple(tensor(argument, value).shape)
+    if len(sizes) != shape.count(",") + 1:
+        reject(f"{argument}.shape", sizes, f"the dimensions {shape}")
+    return sizes
 
 
 def expect_shape(argument: str, value: Tensor, shape: tuple[int, ...]) -> None:
-    if value.shape != shape:
+    if tuple(value.shape) != shape:
         reject(f"{argument}.shape", tuple(value.shape), str(shape))
 
 
@@ -64,8 +66,20 @@ def expect(
     expect_shape(argument, value, shape)
 
 
-def size(argument: str, value: Any, least: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        reject(argument, value, "an int", TypeError)
+def integer(argument: str, value: Any, least: int = 0) -> int:
+    """An int, a numpy integer or a symbolic int, at least `least`; no bool and no tensor."""
+    if not isinstance(value, torch.SymInt):
+        if isinstance(value, bool | Tensor) or not hasattr(value, "__index__"):
+            reject(argument, value, "an int", TypeError)
+        value = operator.index(value)
     if value < least:
         reject(argument, value, f"at least {least}")
+    return value  # type: ignore[no-any-return]
+
+
+def device(argument: str, value: Any) -> torch.device:
+    """A device by name, index or itself."""
+    try:
+        return torch.device(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        reject(argument, value, f"a device: {str(error).splitlines()[0]}")

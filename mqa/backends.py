@@ -7,18 +7,21 @@ error that lists every reason.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mqa import config
+from mqa import arguments, config
 from mqa.errors import BackendUnavailableError, FallbackWarning
-from mqa.problem import Problem
+from mqa.problem import Format, Problem
 from mqa.reference import blockwise
 from mqa.reference import paged as reference_paged
 from mqa.validate import DenseCall, PagedCall
@@ -46,6 +49,10 @@ class Backend(Protocol):
     def dense(self, call: DenseCall, out: Tensor) -> None: ...
 
     def paged(self, call: PagedCall, out: Tensor) -> None: ...
+
+    def accumulator(self, format: Format) -> str:
+        """How a dot product of that format is summed: a name in `mqa.testing.accumulators`."""
+        ...
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
         """Compile and load what `problem` needs on `device`; the names of these variants."""
@@ -95,6 +102,9 @@ class Reference:
             memory=config.reference_bytes(),
         )
 
+    def accumulator(self, format: Format) -> str:
+        return "FLOAT32"
+
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
         return ()
 
@@ -137,7 +147,10 @@ def support(problem: Problem, device: torch.device) -> Support:
     """Who would run `problem`, and why the others cannot."""
     reasons = {backend.name: _reasons(backend, problem, device) for backend in BACKENDS}
     asked = config.backend_name()
-    considered = [_named(asked)] if asked is not None else [b for b in BACKENDS if b.by_default]
+    if asked is None:
+        considered = [backend for backend in BACKENDS if backend.by_default]
+    else:
+        considered = [_named("MQA_BACKEND", asked)]
     able = (backend.name for backend in considered if not reasons[backend.name])
     return Support(next(able, None), {name: why for name, why in reasons.items() if why})
 
@@ -149,9 +162,10 @@ def choose(problem: Problem, device: torch.device, name: str | None = None) -> B
     or every one, has reasons, and where the reference would run on a GPU under
     MQA_FALLBACK=error; under MQA_FALLBACK=warn that is a FallbackWarning, once for new reasons.
     """
+    asked = "MQA_BACKEND" if name is None else "backend"
     name = config.backend_name() if name is None else name
     if name is not None:
-        backend = _named(name)
+        backend = _named(asked, name)
         if _reasons(backend, problem, device):
             raise BackendUnavailableError(explain(problem, device, asked=name))
         return backend
@@ -176,12 +190,21 @@ def explain(problem: Problem, device: torch.device, asked: str | None = None) ->
     return "\n".join(lines)
 
 
-def _named(name: str) -> Backend:
+def check_name(backend: object) -> None:
+    """Raise TypeError or ValueError unless `backend` is None or the name of a backend."""
+    if backend is None:
+        return
+    if not isinstance(backend, str):
+        arguments.reject("backend", backend, "a backend's name or None", TypeError)
+    _named("backend", backend)
+
+
+def _named(argument: str, name: str) -> Backend:
     for backend in BACKENDS:
         if backend.name == name:
             return backend
     known = ", ".join(backend.name for backend in BACKENDS)
-    raise ValueError(f"backend={name!r}, expected one of {known}")
+    arguments.reject(argument, name, f"one of {known}")
 
 
 def _reasons(backend: Backend, problem: Problem, device: torch.device) -> tuple[str, ...]:
@@ -208,4 +231,13 @@ def _fall_back(problem: Problem, device: torch.device) -> None:
         _warned.add(why)
     if not known:
         message = f"the slow reference runs on {device}: {why} (MQA_FALLBACK=silent hides this)"
-        warnings.warn(message, FallbackWarning, stacklevel=4)
+        warnings.warn(message, FallbackWarning, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """The `stacklevel` that makes a warning point at the code that called this package."""
+    home, level = str(Path(__file__).parent), 1
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(home):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,4 +1,4 @@
-"""Settings: every environment variable, and the SM count and PDL switch of each device.
+"""Settings: every environment variable that is ours.
 
 Variables are read once, at first use, so that they can be set after `import mqa`.
 
@@ -15,13 +15,8 @@ from __future__ import annotations
 import functools
 import os
 
-import torch
-
 _MIB = 1 << 20
 _FALLBACKS = ("warn", "error", "silent")
-
-_num_sms: dict[torch.device, int] = {}
-_pdl: dict[torch.device, bool] = {}
 
 
 @functools.cache
@@ -60,50 +55,3 @@ def reload() -> None:
     """Forget what was read, so that the next use reads the environment again."""
     for read in (backend_name, fallback, debug, reference_bytes):
         read.cache_clear()
-
-
-def get_num_sms(device: torch.device | str | int | None = None) -> int:
-    """SMs that schedules are made for on `device` (default: the current CUDA device, else the CPU).
-
-    A CUDA device counts all of its multiprocessors and a CPU counts 1, unless `set_num_sms` said
-    otherwise.
-    """
-    where = _resolve(device)
-    if where in _num_sms:
-        return _num_sms[where]
-    if where.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(where).multi_processor_count
-
-
-def set_num_sms(num_sms: int, device: torch.device | str | int | None = None) -> None:
-    """Make schedules on `device` for `num_sms` SMs (at least 1), to leave some to other work.
-
-    Raises TypeError unless `num_sms` is an int, ValueError if it is below 1.
-    """
-    if isinstance(num_sms, bool) or not isinstance(num_sms, int):
-        raise TypeError(f"set_num_sms: num_sms={num_sms!r}, expected an int")
-    if num_sms < 1:
-        raise ValueError(f"set_num_sms: num_sms={num_sms}, expected at least 1")
-    _num_sms[_resolve(device)] = num_sms
-
-
-def get_pdl(device: torch.device | str | int | None = None) -> bool:
-    """Whether launches on `device` use programmatic dependent launch (default: no)."""
-    return _pdl.get(_resolve(device), False)
-
-
-def set_pdl(flag: bool, device: torch.device | str | int | None = None) -> None:  # noqa: FBT001
-    """Switch programmatic dependent launch on `device`; TypeError unless `flag` is a bool."""
-    if not isinstance(flag, bool):
-        raise TypeError(f"set_pdl: flag={flag!r}, expected a bool")
-    _pdl[_resolve(device)] = flag
-
-
-def _resolve(device: torch.device | str | int | None) -> torch.device:
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.device(device)
-    if where.type == "cuda" and where.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return where

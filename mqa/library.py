@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mqa import run
+from mqa import run, validate
+from mqa.backends import check_name
 
 _LIBRARY = torch.library.Library("mqa", "DEF")
 _DENSE = (
@@ -67,36 +68,60 @@ def _paged_metadata(*rest: Any) -> Tensor:
     return run.paged_metadata(*arguments)
 
 
-def _fake_dense(q: Tensor, _q_scale: Tensor | None, k: Tensor, *rest: Any) -> Tensor:
-    _kv_scale, _weights, _start, _end, _clean, max_seqlen_k, dtype, *_ = rest
-    return run.new_result(q, q.shape[0], k.shape[0] if max_seqlen_k == 0 else max_seqlen_k, dtype)
+def _fake_dense(
+    q: Tensor, q_scale: Tensor | None, k: Tensor, kv_scale: Tensor, *rest: Any
+) -> Tensor:
+    return _checked_dense(q, q_scale, k, kv_scale, *rest, None)
 
 
-def _fake_paged(q: Tensor, *rest: Any) -> Tensor:
-    _q_scale, _cache, _weights, _lens, _table, _schedule, max_context_len, _clean, dtype, *_ = rest
+def _fake_dense_out(*inputs: Any) -> None:
+    _checked_dense(*inputs)
+
+
+def _checked_dense(
+    q: Tensor, q_scale: Tensor | None, k: Tensor, kv_scale: Tensor, *rest: Any
+) -> Tensor:
+    *others, backend, out = rest
+    arguments: list[Any] = [(q, q_scale), (k, kv_scale), *others, out]
+    tensors = validate.check_dense(*arguments)
+    check_name(backend)
+    return run.new_result(q, q.shape[0], tensors.width, others[-2])
+
+
+def _fake_paged(*inputs: Any) -> Tensor:
+    return _checked_paged(*inputs, None)
+
+
+def _fake_paged_out(*inputs: Any) -> None:
+    _checked_paged(*inputs)
+
+
+def _checked_paged(q: Tensor, q_scale: Tensor | None, *rest: Any) -> Tensor:
+    *others, backend, out = rest
+    arguments: list[Any] = [(q, q_scale), *others, out]
+    validate.check_paged(*arguments)
+    check_name(backend)
+    max_context_len, dtype = others[5], others[7]
     return run.new_result(q, q.shape[0] * q.shape[1], max_context_len, dtype)
 
 
-def _fake_out(*_: Any) -> None:
-    return None
-
-
 def _fake_dense_metadata(start: Tensor, *rest: Any) -> Tensor:
-    return start.new_empty((rest[-1] + 1, 2))
+    *others, num_sms = rest
+    validate.dense_metadata(start, *others)
+    return start.new_empty((num_sms + 1, 2))
 
 
-def _fake_paged_metadata(
-    context_lens: Tensor, _block_kv: int, num_sms: int, _indices: Tensor | None
-) -> Tensor:
-    return context_lens.new_empty((num_sms + 1, 2))
+def _fake_paged_metadata(context_lens: Tensor, *rest: Any) -> Tensor:
+    validate.paged_metadata(context_lens, *rest)
+    return context_lens.new_empty((rest[1] + 1, 2))
 
 
 def register() -> None:
     kernels: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         "mqa_logits": (_dense, _fake_dense),
-        "mqa_logits_out": (_dense_out, _fake_out),
+        "mqa_logits_out": (_dense_out, _fake_dense_out),
         "paged_mqa_logits": (_paged, _fake_paged),
-        "paged_mqa_logits_out": (_paged_out, _fake_out),
+        "paged_mqa_logits_out": (_paged_out, _fake_paged_out),
         "mqa_logits_metadata": (_dense_metadata, _fake_dense_metadata),
         "paged_mqa_logits_metadata": (_paged_metadata, _fake_paged_metadata),
     }

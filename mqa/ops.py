@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mqa import config, library, run, validate
+from mqa import arguments, devices, library, run, validate
 from mqa.backends import Support, choose, support
 from mqa.problem import Format
 from mqa.validate import Query
@@ -71,8 +71,9 @@ def fp8_fp4_mqa_logits(
         logits_dtype,
         schedule_meta,
     )
-    if not _traced(weights):
+    if not _traced(q, kv, cu_seq_len_k_start, cu_seq_len_k_end, weights, out):
         return run.dense(q, kv, *rest, backend, out)
+    validate.flag(clean_logits)
     values, scale = q if isinstance(q, tuple | list) else (q, None)
     inputs = (values, scale, *kv, *rest, backend)
     if out is None:
@@ -138,8 +139,9 @@ def fp8_fp4_paged_mqa_logits(
         logits_dtype,
         indices,
     )
-    if not _traced(weights):
+    if not _traced(q, kv_cache, weights, context_lens, block_table, indices, out):
         return run.paged(q, *rest, backend, out)
+    validate.flag(clean_logits)
     values, scale = q if isinstance(q, tuple | list) else (q, None)
     inputs = (values, scale, *rest, backend)
     if out is None:
@@ -149,7 +151,7 @@ def fp8_fp4_paged_mqa_logits(
 
 
 def fp8_mqa_logits(
-    q: Tensor,
+    q: Query,
     kv: tuple[Tensor, Tensor],
     weights: Tensor,
     cu_seq_len_k_start: Tensor,
@@ -157,15 +159,19 @@ def fp8_mqa_logits(
     clean_logits: bool = True,
     max_seqlen_k: int = 0,
 ) -> Tensor:
-    """`fp8_fp4_mqa_logits` for plain FP8 with float32 logits."""
-    _plain("q", q)
+    """`fp8_fp4_mqa_logits` for plain FP8 with float32 logits.
+
+    Args, result and errors as there: q is `float8_e4m3fn` [S, H, D], or a pair of it and None, kv a
+    pair of `float8_e4m3fn` [N, D] and `float32` [N].
+    """
+    _plain(q, "fp8_fp4_mqa_logits")
     return fp8_fp4_mqa_logits(
         q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k
     )
 
 
 def fp8_paged_mqa_logits(
-    q: Tensor,
+    q: Query,
     kv_cache: Tensor,
     weights: Tensor,
     context_lens: Tensor,
@@ -175,8 +181,12 @@ def fp8_paged_mqa_logits(
     clean_logits: bool = False,
     indices: Tensor | None = None,
 ) -> Tensor:
-    """`fp8_fp4_paged_mqa_logits` for plain FP8 with float32 logits."""
-    _plain("q", q)
+    """`fp8_fp4_paged_mqa_logits` for plain FP8 with float32 logits.
+
+    Args, result and errors as there: q is `float8_e4m3fn` [B, next_n, H, D], or a pair of it and
+    None. `indices` stands in the place that `logits_dtype` has there.
+    """
+    _plain(q, "fp8_fp4_paged_mqa_logits")
     return fp8_fp4_paged_mqa_logits(
         q,
         kv_cache,
@@ -210,10 +220,11 @@ def get_mqa_logits_metadata(
     Raises:
         TypeError, ValueError: An argument is wrong; the message names it.
     """
-    sms = config.get_num_sms(cu_seq_len_k_start.device)
+    sms = devices.get_num_sms(cu_seq_len_k_start.device)
     inputs = (cu_seq_len_k_start, cu_seq_len_k_end, num_kv_tokens, num_heads, sms)
-    if not _traced(cu_seq_len_k_start):
+    if not _traced(cu_seq_len_k_start, cu_seq_len_k_end, out):
         return run.dense_metadata(*inputs, out=out)
+    validate.metadata_out(out, sms, cu_seq_len_k_start.device)
     cuts: Tensor = torch.ops.mqa.mqa_logits_metadata(*inputs)
     return cuts if out is None else out.copy_(cuts)
 
@@ -239,8 +250,9 @@ def get_paged_mqa_logits_metadata(
         TypeError, ValueError: An argument is wrong; the message names it.
     """
     inputs = (context_lens, block_kv, num_sms, indices)
-    if not _traced(context_lens):
+    if not _traced(context_lens, indices, out):
         return run.paged_metadata(*inputs, out=out)
+    validate.metadata_out(out, num_sms, context_lens.device)
     cuts: Tensor = torch.ops.mqa.paged_mqa_logits_metadata(*inputs)
     return cuts if out is None else out.copy_(cuts)
 
@@ -303,23 +315,31 @@ def warmup(
     return choose(problem, where, backend).warmup(problem, where)
 
 
-def _traced(tensor: object) -> bool:
-    """Whether something has to see an operator: a compiler, a dispatch mode, a transform."""
+def _traced(*values: object) -> bool:
+    """Whether something has to see an operator: a compiler, a dispatch mode, a transform, a tensor
+    that is more or less than memory."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or (isinstance(tensor, Tensor) and type(tensor) not in (Tensor, torch.nn.Parameter))
+        or any(map(_special, values))
     )
+
+
+def _special(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_special, value))
+    if not isinstance(value, Tensor):
+        return False
+    return type(value) not in (Tensor, torch.nn.Parameter) or value.is_meta
 
 
 def _device(device: torch.device | str | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
+    return arguments.device("device", device)
 
 
-def _plain(argument: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        shown = type(value).__name__
-        raise TypeError(f"{argument} is a {shown}, expected a float8_e4m3fn tensor: plain FP8")
+def _plain(q: object, general: str) -> None:
+    if isinstance(q, tuple | list) and len(q) == 2 and q[1] is not None:
+        raise TypeError(f"q has a scale, expected plain FP8: mqa.{general} takes the MX formats")

@@ -128,7 +128,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "lens_rank": (1, 2),
 }
 _POSITIVE = ("H", "D", "P", "next_n")
-_TENSORS = {
+TENSORS = {
     "dense": ("q", "q_scale", "kv", "kv_scale", "w", "start", "end", "out"),
     "paged": ("q", "q_scale", "cache", "w", "lens", "table", "indices", "out"),
 }
@@ -192,7 +192,7 @@ def _assert_possible(problem: Problem) -> None:
 
 def _is_layout(kind: str, name: str) -> bool:
     tensor, _, aspect = name.rpartition("_")
-    return aspect in ("stride", "off") and tensor in _TENSORS[kind]
+    return aspect in ("stride", "off") and tensor in TENSORS[kind]
 
 
 def _value(name: str, text: str, annotation: object) -> object:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mqa import validate
-from mqa.backends import choose
+from mqa.backends import check_name, choose
 from mqa.reference import schedule
 
 ROW_BYTES = 1024
@@ -26,7 +26,7 @@ def dense(
     backend: str | None,
     out: Tensor | None,
 ) -> Tensor:
-    validate.backend_name(backend)
+    check_name(backend)
     options = (clean, max_seqlen_k, dtype, schedule_meta, out)
     call = validate.dense(q, kv, weights, start, end, *options)
     chosen = choose(call.problem, call.q.device, backend)
@@ -51,7 +51,7 @@ def paged(
     backend: str | None,
     out: Tensor | None,
 ) -> Tensor:
-    validate.backend_name(backend)
+    check_name(backend)
     tensors = (kv_cache, weights, context_lens, block_table, schedule_meta)
     call = validate.paged(q, *tensors, max_context_len, clean, dtype, indices, out)
     chosen = choose(call.problem, call.q.device, backend)

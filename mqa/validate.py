@@ -9,14 +9,22 @@ came, and is raised before anything is written or launched.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from mqa import arguments, config
-from mqa.problem import FORMATS, MX_HEAD_DIMS, DenseProblem, Format, Layout, PagedProblem, Problem
-from mqa.reference.paged import entries_of_requests, lens_of_rows
+from mqa import arguments, values
+from mqa.problem import (
+    FORMATS,
+    MX_HEAD_DIMS,
+    TENSORS,
+    DenseProblem,
+    Format,
+    Layout,
+    PagedProblem,
+    Problem,
+)
 
 FP8 = torch.float8_e4m3fn
 _PACKED = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
@@ -27,6 +35,26 @@ _ADDRESS_BYTES = 16
 Query: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
 """q of a call: FP8 values alone, or values and a scale (None for FP8)."""
 
+_DENSE_ARGUMENTS = (
+    "q",
+    "q[1]",
+    "kv[0]",
+    "kv[1]",
+    "weights",
+    "cu_seq_len_k_start",
+    "cu_seq_len_k_end",
+    "schedule_meta",
+)
+_PAGED_ARGUMENTS = (
+    "q",
+    "q[1]",
+    "kv_cache",
+    "weights",
+    "context_lens",
+    "block_table",
+    "indices",
+    "schedule_meta",
+)
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_WEIGHTS, *_LOGITS)}
 
 
@@ -63,6 +91,63 @@ class PagedCall:
     schedule: Tensor | None
 
 
+class DenseTensors(NamedTuple):
+    """Tensors of a dense call in their normal form, and the sizes that they have."""
+
+    format: Format
+    q: Tensor
+    q_scale: Tensor | None
+    k: Tensor
+    kv_scale: Tensor
+    sizes: tuple[int, int, int, int]
+    """S, N, H, D."""
+    width: int
+
+
+def check_dense(
+    q: Any,
+    kv: Any,
+    weights: Any,
+    start: Any,
+    end: Any,
+    clean_logits: Any,
+    max_seqlen_k: Any,
+    logits_dtype: Any,
+    schedule_meta: Any,
+    out: Any,
+) -> DenseTensors:
+    """Check all that can be checked without reading values or addresses: of traced tensors too."""
+    q, q_scale = _query(q)
+    k, kv_scale = arguments.pair("kv", kv)
+    k, kv_scale = arguments.tensor("kv[0]", k), arguments.tensor("kv[1]", kv_scale)
+    fmt = _format(q, q_scale)
+    _same_elements(fmt, k)
+    q, k = _unpacked_view(q), _unpacked_view(k)
+    (S, H, stored), (N, _) = (
+        arguments.rank("q", q, "[S, H, D]"),
+        arguments.rank("kv[0]", k, "[N, D]"),
+    )
+    D = _head_dim(fmt, H, stored)
+    arguments.expect_shape("kv[0]", k, (N, stored))
+    if tuple(kv_scale.shape) == (N, 1):
+        kv_scale = kv_scale.squeeze(1)
+    arguments.expect("kv[1]", kv_scale, (N,), (torch.float32 if fmt == "fp8" else torch.int32,))
+    if q_scale is not None:
+        arguments.expect("q[1]", q_scale, (S, H), (torch.int32,))
+    arguments.expect("weights", weights, (S, H), _WEIGHTS)
+    arguments.expect("cu_seq_len_k_start", start, (S,), (torch.int32,))
+    arguments.expect("cu_seq_len_k_end", end, (S,), (torch.int32,))
+    flag(clean_logits)
+    width = arguments.integer("max_seqlen_k", max_seqlen_k) or N
+    _dtype(logits_dtype)
+    _schedule(schedule_meta)
+    inputs = (q, q_scale, k, kv_scale, weights, start, end, schedule_meta)
+    _one_device(dict(zip(_DENSE_ARGUMENTS, inputs, strict=True)) | {"out": out})
+    _output(out, (S, width), logits_dtype)
+    _no_gradient("weights", weights)
+    return DenseTensors(fmt, q, q_scale, k, kv_scale, (S, N, H, D), width)
+
+
 def dense(
     q: Any,
     kv: Any,
@@ -76,57 +161,84 @@ def dense(
     out: Any,
 ) -> DenseCall:
     """Check the arguments of `mqa.fp8_fp4_mqa_logits`."""
-    q, q_scale = _query(q)
-    k, kv_scale = arguments.pair("kv", kv)
-    k, kv_scale = arguments.tensor("kv[0]", k), arguments.tensor("kv[1]", kv_scale)
-    fmt = _format(q, q_scale)
-    _same_elements(fmt, k)
-    q, k = _unpacked_view(q), _unpacked_view(k)
-    (S, H, stored), (N,) = arguments.rank("q", q, 3), arguments.rank("kv[0]", k, 2)[:1]
-    D = _head_dim(fmt, H, stored)
-    arguments.expect_shape("kv[0]", k, (N, stored))
-    if kv_scale.shape == (N, 1):
-        kv_scale = kv_scale.squeeze(1)
-    arguments.expect("kv[1]", kv_scale, (N,), (torch.float32 if fmt == "fp8" else torch.int32,))
-    if q_scale is not None:
-        arguments.expect("q[1]", q_scale, (S, H), (torch.int32,))
-    arguments.expect("weights", weights, (S, H), _WEIGHTS)
-    arguments.expect("cu_seq_len_k_start", start, (S,), (torch.int32,))
-    arguments.expect("cu_seq_len_k_end", end, (S,), (torch.int32,))
-    _flag(clean_logits)
-    arguments.size("max_seqlen_k", max_seqlen_k)
-    _dtype(logits_dtype)
-    sms = _schedule(schedule_meta)
-    width = max_seqlen_k or N
-    named = {
-        "q": q,
-        "q_scale": q_scale,
-        "kv": k,
-        "kv_scale": kv_scale,
-        "w": weights,
-        "start": start,
-        "end": end,
-        "out": out,
-    }
-    _one_device(named, schedule_meta)
-    _output(out, (S, width), logits_dtype)
-    _no_gradient(weights)
-    if max_seqlen_k and _values_readable(q):
-        _windows_fit(start, end, N, max_seqlen_k)
+    options = (clean_logits, max_seqlen_k, logits_dtype, schedule_meta, out)
+    t = check_dense(q, kv, weights, start, end, *options)
+    S, N, H, D = t.sizes
+    M = arguments.integer("max_seqlen_k", max_seqlen_k)
+    if M and values.readable(t.q):
+        values.windows_fit(start, end, N, M)
+    inputs = (t.q, t.q_scale, t.k, t.kv_scale, weights, start, end)
+    _no_overlap(out, dict(zip(_DENSE_ARGUMENTS, inputs, strict=False)))
     problem = DenseProblem(
-        format=fmt,
+        format=t.format,
         S=S,
         N=N,
         H=H,
         D=D,
-        M=max_seqlen_k,
+        M=M,
         weights=_NAMES[weights.dtype],
         out=_NAMES[logits_dtype],
         clean=clean_logits,
-        sms=sms,
-        layout=_layout(named),
+        sms=_schedule(schedule_meta),
+        layout=_layout(TENSORS["dense"], (*inputs, out)),
     )
-    return DenseCall(problem, q, q_scale, k, kv_scale, weights, start, end, schedule_meta)
+    return DenseCall(problem, *inputs, schedule_meta)
+
+
+class PagedTensors(NamedTuple):
+    """Tensors of a paged call in their normal form, and the sizes that they have."""
+
+    format: Format
+    q: Tensor
+    q_scale: Tensor | None
+    sizes: tuple[int, int, int, int]
+    """B, next_n, H, D."""
+    pages: tuple[int, int, int]
+    """Blocks, tokens in a page, columns of the block table."""
+
+
+def check_paged(
+    q: Any,
+    kv_cache: Any,
+    weights: Any,
+    context_lens: Any,
+    block_table: Any,
+    schedule_meta: Any,
+    max_context_len: Any,
+    clean_logits: Any,
+    logits_dtype: Any,
+    indices: Any,
+    out: Any,
+) -> PagedTensors:
+    """Check all that can be checked without reading values or addresses: of traced tensors too."""
+    q, q_scale = _query(q)
+    fmt = _format(q, q_scale)
+    q = _unpacked_view(q)
+    B, next_n, H, stored = arguments.rank("q", q, "[B, next_n, H, D]")
+    if next_n == 0:
+        wanted = "at least one query token a request (next_n >= 1)"
+        arguments.reject("q.shape", tuple(q.shape), wanted)
+    D = _head_dim(fmt, H, stored)
+    if q_scale is not None:
+        arguments.expect("q[1]", q_scale, (B, next_n, H), (torch.int32,))
+    blocks, page_size = _cache(kv_cache, stored)
+    arguments.expect("weights", weights, (B * next_n, H), _WEIGHTS)
+    _lens(context_lens, B, next_n)
+    columns = arguments.rank("block_table", block_table, "[B, columns]")[1]
+    arguments.expect("block_table", block_table, (B, columns), (torch.int32,))
+    if indices is not None:
+        arguments.expect("indices", indices, (B,), (torch.int32,))
+        if next_n != 1:
+            arguments.reject("q.shape", tuple(q.shape), "next_n = 1 where indices are given")
+    width = arguments.integer("max_context_len", max_context_len)
+    flag(clean_logits)
+    _dtype(logits_dtype)
+    _schedule(schedule_meta)
+    inputs = (q, q_scale, kv_cache, weights, context_lens, block_table, indices, schedule_meta)
+    _one_device(dict(zip(_PAGED_ARGUMENTS, inputs, strict=True)) | {"out": out})
+    _output(out, (B * next_n, width), logits_dtype)
+    _no_gradient("weights", weights)
+    return PagedTensors(fmt, q, q_scale, (B, next_n, H, D), (blocks, page_size, columns))
 
 
 def paged(
@@ -143,48 +255,18 @@ def paged(
     out: Any,
 ) -> PagedCall:
     """Check the arguments of `mqa.fp8_fp4_paged_mqa_logits`."""
-    q, q_scale = _query(q)
-    fmt = _format(q, q_scale)
-    q = _unpacked_view(q)
-    B, next_n, H, stored = arguments.rank("q", q, 4)
-    if next_n == 0:
-        arguments.reject(
-            "q.shape", tuple(q.shape), "at least one query token a request (next_n >= 1)"
-        )
-    D = _head_dim(fmt, H, stored)
-    if q_scale is not None:
-        arguments.expect("q[1]", q_scale, (B, next_n, H), (torch.int32,))
-    blocks, page_size = _cache(kv_cache, stored)
-    arguments.expect("weights", weights, (B * next_n, H), _WEIGHTS)
-    _lens(context_lens, B, next_n)
-    columns = arguments.rank("block_table", block_table, 2)[1]
-    arguments.expect("block_table", block_table, (B, columns), (torch.int32,))
-    if indices is not None:
-        arguments.expect("indices", indices, (B,), (torch.int32,))
-        if next_n != 1:
-            arguments.reject("q.shape", tuple(q.shape), "next_n = 1 where indices are given")
-    arguments.size("max_context_len", max_context_len)
-    _flag(clean_logits)
-    _dtype(logits_dtype)
-    sms = _schedule(schedule_meta)
-    named = {
-        "q": q,
-        "q_scale": q_scale,
-        "cache": kv_cache,
-        "w": weights,
-        "lens": context_lens,
-        "table": block_table,
-        "indices": indices,
-        "out": out,
-    }
-    _one_device(named, schedule_meta)
-    _output(out, (B * next_n, max_context_len), logits_dtype)
-    _no_gradient(weights)
-    if _values_readable(q):
-        _lens_fit(context_lens, next_n, max_context_len, columns * page_size)
-        _blocks_exist(context_lens, next_n, block_table, indices, page_size, blocks)
+    tensors = (kv_cache, weights, context_lens, block_table)
+    options = (schedule_meta, max_context_len, clean_logits, logits_dtype, indices, out)
+    t = check_paged(q, *tensors, *options)
+    (B, next_n, H, D), (blocks, page_size, columns) = t.sizes, t.pages
+    L = arguments.integer("max_context_len", max_context_len)
+    if values.readable(t.q):
+        values.lens_fit(context_lens, next_n, L, columns * page_size)
+        values.blocks_exist(context_lens, next_n, block_table, indices, page_size, blocks)
+    inputs = (t.q, t.q_scale, *tensors, indices)
+    _no_overlap(out, dict(zip(_PAGED_ARGUMENTS, inputs, strict=False)))
     problem = PagedProblem(
-        format=fmt,
+        format=t.format,
         B=B,
         next_n=next_n,
         H=H,
@@ -192,27 +274,26 @@ def paged(
         P=page_size,
         blocks=blocks,
         columns=columns,
-        L=max_context_len,
+        L=L,
         weights=_NAMES[weights.dtype],
         out=_NAMES[logits_dtype],
         clean=clean_logits,
         lens_rank=context_lens.dim(),
         varlen=indices is not None,
-        sms=sms,
-        layout=_layout(named),
+        sms=_schedule(schedule_meta),
+        layout=_layout(TENSORS["paged"], (*inputs, out)),
     )
-    tensors = (kv_cache, weights, context_lens, block_table, indices, schedule_meta)
-    return PagedCall(problem, q, q_scale, *tensors)
+    return PagedCall(problem, *inputs, schedule_meta)
 
 
 def dense_metadata(start: Any, end: Any, num_kv_tokens: Any, num_heads: Any) -> None:
     """Check the arguments of `mqa.get_mqa_logits_metadata`."""
-    rows = arguments.rank("cu_seq_len_k_start", start, 1)
+    rows = arguments.rank("cu_seq_len_k_start", start, "[S]")
     arguments.expect("cu_seq_len_k_start", start, rows, (torch.int32,))
     arguments.expect("cu_seq_len_k_end", end, rows, (torch.int32,))
-    arguments.size("num_kv_tokens", num_kv_tokens)
-    arguments.size("num_heads", num_heads, least=1)
-    _one_device({"start": start, "end": end}, None)
+    arguments.integer("num_kv_tokens", num_kv_tokens)
+    arguments.integer("num_heads", num_heads, least=1)
+    _one_device({"cu_seq_len_k_start": start, "cu_seq_len_k_end": end})
 
 
 def paged_metadata(context_lens: Any, block_kv: Any, num_sms: Any, indices: Any) -> None:
@@ -222,13 +303,13 @@ def paged_metadata(context_lens: Any, block_kv: Any, num_sms: Any, indices: Any)
     if len(shape) not in (1, 2) or shape[1:] == (0,):
         arguments.reject("context_lens.shape", shape, "[B, next_n] with next_n >= 1, or [B]")
     arguments.expect("context_lens", context_lens, shape, (torch.int32,))
-    arguments.size("block_kv", block_kv, least=1)
-    arguments.size("num_sms", num_sms, least=1)
+    arguments.integer("block_kv", block_kv, least=1)
+    arguments.integer("num_sms", num_sms, least=1)
     if indices is not None:
         if shape[1:] not in ((), (1,)):
             arguments.reject("context_lens.shape", shape, "next_n = 1 where indices are given")
         arguments.expect("indices", indices, shape[:1], (torch.int32,))
-    _one_device({"lens": context_lens, "indices": indices}, None)
+    _one_device({"context_lens": context_lens, "indices": indices})
 
 
 def metadata_out(out: Any, num_sms: int, device: torch.device) -> None:
@@ -253,8 +334,8 @@ def configuration(
     """The smallest problem of a configuration, for the arguments of `mqa.supports`."""
     if format not in FORMATS:
         arguments.reject("format", format, f"one of {', '.join(FORMATS)}")
-    arguments.size("num_heads", num_heads, least=1)
-    arguments.size("head_dim", head_dim, least=1)
+    arguments.integer("num_heads", num_heads, least=1)
+    arguments.integer("head_dim", head_dim, least=1)
     if format != "fp8":
         _block_scaled_dim(format, head_dim)
     if weights_dtype not in _WEIGHTS:
@@ -267,16 +348,11 @@ def configuration(
     if page_size is None:
         M = int(compressed)
         return DenseProblem(format, S=1, N=1, H=num_heads, D=head_dim, M=M, **facts)
-    arguments.size("page_size", page_size, least=1)
+    arguments.integer("page_size", page_size, least=1)
     if compressed:
         arguments.reject("compressed", compressed, "False where page_size is given")
     sizes = {"B": 1, "next_n": 1, "blocks": 1, "columns": 1, "L": page_size}
     return PagedProblem(format, H=num_heads, D=head_dim, P=page_size, **sizes, **facts)
-
-
-def backend_name(backend: Any) -> None:
-    if backend is not None and not isinstance(backend, str):
-        arguments.reject("backend", backend, "a backend's name or None", TypeError)
 
 
 def _query(q: Any) -> tuple[Tensor, Tensor | None]:
@@ -332,7 +408,7 @@ def _block_scaled_dim(fmt: Format, head_dim: int) -> int:
     return head_dim
 
 
-def _flag(clean_logits: Any) -> None:
+def flag(clean_logits: Any) -> None:
     if not isinstance(clean_logits, bool):
         wanted = (
             "True or False (some libraries of this kind take another argument in this place: "
@@ -386,107 +462,55 @@ def _lens(context_lens: Any, batch: int, next_n: int) -> None:
         arguments.reject("context_lens.shape", shape, f"{(batch, next_n)} or {(batch,)}")
 
 
-def _one_device(named: dict[str, Any], schedule_meta: Any) -> None:
+def _one_device(named: dict[str, Any]) -> None:
     first, *others = (item for item in named.items() if item[1] is not None)
-    if schedule_meta is not None:
-        others.append(("schedule_meta", schedule_meta))
     for name, value in others:
         if isinstance(value, Tensor) and value.device != first[1].device:
-            argument = _ARGUMENTS.get(name, name)
-            wanted = f"{first[1].device}, where {_ARGUMENTS.get(first[0], first[0])} is"
-            arguments.reject(f"{argument}.device", value.device, wanted)
-
-
-_ARGUMENTS = {
-    "q_scale": "q[1]",
-    "kv": "kv[0]",
-    "kv_scale": "kv[1]",
-    "w": "weights",
-    "start": "cu_seq_len_k_start",
-    "end": "cu_seq_len_k_end",
-    "cache": "kv_cache",
-    "lens": "context_lens",
-    "table": "block_table",
-}
+            wanted = f"{first[1].device}, where {first[0]} is"
+            arguments.reject(f"{name}.device", value.device, wanted)
 
 
 def _output(out: Any, shape: tuple[int, int], dtype: torch.dtype) -> None:
     if out is None:
         return
     arguments.expect("out", out, shape, (dtype,))
+    _no_gradient("out", out)
     rows, width = shape
     row_stride, column_stride = out.stride()
     if (width > 1 and column_stride != 1) or (rows > 1 and row_stride < width):
         arguments.reject("out.stride()", out.stride(), f"(at least {width}, 1)")
 
 
-def _no_gradient(weights: Tensor) -> None:
-    if weights.requires_grad and torch.is_grad_enabled():
-        wanted = "False: logits have no gradient; pass weights.detach() or use torch.no_grad()"
-        arguments.reject("weights.requires_grad", True, wanted)
+def _no_gradient(argument: str, value: Tensor) -> None:
+    if value.requires_grad and torch.is_grad_enabled():
+        wanted = "False: logits have no gradient; detach it or use torch.no_grad()"
+        arguments.reject(f"{argument}.requires_grad", True, wanted)
 
 
-def _values_readable(q: Tensor) -> bool:
-    """Values are checked where reading them costs no synchronisation, or when debugging."""
-    if q.device.type == "cpu":
-        return True
-    return config.debug() and not (q.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-def _windows_fit(start: Tensor, end: Tensor, num_kv: int, max_seqlen_k: int) -> None:
-    length = end.long().clamp(0, num_kv) - start.long().clamp(0, num_kv)
-    too_long = (length > max_seqlen_k).nonzero()
-    if too_long.numel():
-        row = int(too_long[0])
-        window = f"row {row} sees {int(length[row])} KV tokens"
-        arguments.reject("max_seqlen_k", max_seqlen_k, f"no shorter than any window, but {window}")
-
-
-def _lens_fit(context_lens: Tensor, next_n: int, max_context_len: int, table: int) -> None:
-    lens = lens_of_rows(context_lens, next_n)
-    longest = int(lens.max()) if lens.numel() else 0
-    if longest > max_context_len:
-        arguments.reject("context_lens", longest, f"at most max_context_len={max_context_len}")
-    if longest > table:
-        arguments.reject(
-            "context_lens", longest, f"at most {table}: block_table columns x page size"
-        )
-
-
-def _blocks_exist(
-    context_lens: Tensor,
-    next_n: int,
-    block_table: Tensor,
-    indices: Tensor | None,
-    page_size: int,
-    blocks: int,
-) -> None:
-    lens = lens_of_rows(context_lens, next_n)
-    if lens.numel() == 0:
+def _no_overlap(out: Tensor | None, inputs: dict[str, Tensor | None]) -> None:
+    """Reject an `out` that shares bytes with an input, which may be read after they are written."""
+    if out is None or out.numel() == 0:
         return
-    if indices is None:
-        entries = torch.arange(block_table.shape[0], device=lens.device)
-        needed = lens.view(-1, next_n).amax(1)
-    else:
-        entries = torch.unique(entries_of_requests(lens, indices))
-        needed = lens[entries]
-    pages = (needed + page_size - 1) // page_size
-    width = int(pages.max())
-    table = block_table[entries, :width]
-    column = torch.arange(width, device=lens.device)
-    wrong = ((table < 0) | (table >= blocks)) & (column < pages.unsqueeze(1))
-    if wrong.any():
-        row, at = (int(i) for i in wrong.nonzero()[0])
-        where = f"block_table[{int(entries[row])}, {at}]"
-        arguments.reject(
-            where, int(table[row, at]), f"a block id from 0 to {blocks - 1}", IndexError
-        )
+    storage, (low, high) = out.untyped_storage().data_ptr(), _reach(out)
+    for name, value in inputs.items():
+        if value is None or value.untyped_storage().data_ptr() != storage or value.numel() == 0:
+            continue
+        first, last = _reach(value)
+        if first < high and low < last:
+            arguments.reject("out", out, f"memory of its own, but it overlaps {name}")
 
 
-def _layout(named: dict[str, Tensor | None]) -> Layout:
+def _reach(tensor: Tensor) -> tuple[int, int]:
+    """Addresses of a tensor's first byte and of the one behind its last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    elements = 1 + sum((size - 1) * stride for size, stride in steps)
+    return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
+
+
+def _layout(names: tuple[str, ...], tensors: tuple[Tensor | None, ...]) -> Layout:
     """Departures from contiguous, 16-byte-aligned tensors, as a problem's line shows them."""
     departures: list[tuple[str, tuple[int, ...]]] = []
-    for name, tensor in named.items():
+    for name, tensor in zip(names, tensors, strict=True):
         if tensor is None:
             continue
         if not tensor.is_contiguous():

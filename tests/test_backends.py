@@ -101,7 +101,7 @@ def test_an_unknown_name_lists_the_known_ones(backend_list: BackendList, setenv:
     with pytest.raises(ValueError, match="backend='cuda', expected one of picky, reference"):
         case.run(backend="cuda")
     setenv("MQA_BACKEND", "typo")
-    with pytest.raises(ValueError, match="backend='typo', expected one of picky, reference"):
+    with pytest.raises(ValueError, match="MQA_BACKEND='typo', expected one of picky, reference"):
         case.run()
 
 
@@ -154,8 +154,9 @@ def test_falling_back_on_a_gpu_warns_once_for_each_reason(backend_list: BackendL
         module.choose(parse(LINE), GPU)
         module.choose(parse(LINE), CPU)
         module.choose(parse(LINE), GPU, "reference")
-    with pytest.warns(mqa.FallbackWarning, match="H=5, takes 64"):
+    with pytest.warns(mqa.FallbackWarning, match="H=5, takes 64") as caught:
         module.choose(parse(LINE.replace("H=4", "H=5")), GPU)
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.usefixtures("_forget_warnings")

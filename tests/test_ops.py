@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mqa
 from mqa.problem import parse
@@ -165,8 +167,6 @@ def test_exports() -> None:
 
 
 def test_fake_tensors_and_transforms_see_operators() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     case = make_case(parse("dense fp8 S=3 N=40 H=4 D=32"))
     with FakeTensorMode() as mode:
         t = {name: mode.from_tensor(tensor) for name, tensor in case.tensors.items()}
@@ -176,6 +176,67 @@ def test_fake_tensors_and_transforms_see_operators() -> None:
     assert type(fake).__name__ == "FakeTensor"
     assert fake.shape == (3, 40)
     assert fake.stride() == (256, 1)
+
+
+WRONG_WHEN_TRACED: list[dict[str, Any]] = [
+    {"clean_logits": 4096},
+    {"clean_logits": torch.ones(())},
+    {"weights": torch.ones(3, 3)},
+    {"cu_seq_len_k_end": torch.ones(3, dtype=torch.int64)},
+    {"kv": (torch.ones(40, 64).to(torch.float8_e4m3fn), torch.ones(40))},
+    {"kv": (torch.ones(40, 32).to(torch.float8_e4m3fn), torch.ones(5))},
+    {"max_seqlen_k": -5},
+    {"backend": "nope"},
+    {"out": torch.ones(3, 39)},
+]
+
+
+@pytest.mark.parametrize("change", WRONG_WHEN_TRACED, ids=lambda change: next(iter(change)))
+def test_what_eager_calls_reject_traced_ones_reject(change: dict[str, Any]) -> None:
+    case = make_case(parse("dense fp8 S=3 N=40 H=4 D=32 seed=2"))
+    arguments = case.kwargs | change
+    with pytest.raises((TypeError, ValueError)):
+        mqa.fp8_fp4_mqa_logits(**arguments)
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises((TypeError, ValueError)):
+        mqa.fp8_fp4_mqa_logits(**arguments)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def compiled() -> Tensor:
+        return mqa.fp8_fp4_mqa_logits(**arguments)
+
+    with pytest.raises(Exception, match=r"expected"):
+        compiled()
+
+
+@pytest.mark.parametrize("line", DENSE + PAGED)
+def test_meta_tensors_give_meta_results(line: str) -> None:
+    case = make_case(parse(line), "cpu")
+    moved = {name: tensor.to("meta") for name, tensor in case.tensors.items()}
+    got = dataclasses.replace(case, tensors=moved).run()
+    want = case.run()
+    assert got.is_meta
+    assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
+
+
+def test_one_special_tensor_is_enough() -> None:
+    case = make_case(parse("dense fp8 S=3 N=40 H=4 D=32 seed=2"))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(case.tensors["q"])
+    got = mqa.fp8_fp4_mqa_logits(**case.kwargs | {"q": fake})
+    assert type(got).__name__ == "FakeTensor"
+
+
+def test_the_default_device_does_not_matter() -> None:
+    for line in DENSE + PAGED:
+        case = make_case(parse(line))
+        want = case.run()
+        lens = torch.arange(12, dtype=torch.int32)
+        with torch.device("meta"):
+            got = case.run()
+            cuts = mqa.get_paged_mqa_logits_metadata(lens, 64, 7, lens // 3)
+            more = mqa.get_mqa_logits_metadata(lens, lens * 9, 99, 64)
+        assert_bitwise(got, want)
+        assert (cuts.device.type, more.device.type) == ("cpu", "cpu")
 
 
 def test_results_need_no_gradient_and_modes_do_not_matter() -> None:

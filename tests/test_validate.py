@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -230,8 +231,8 @@ def test_a_block_id_that_no_row_needs_may_be_anything() -> None:
     assert mqa.fp8_fp4_paged_mqa_logits(**arguments).shape == (4, 24)
 
 
-@pytest.mark.parametrize("wrong", [None, torch.ones(2), (fp8(S, H, D), None)])
-def test_the_plain_fp8_functions_take_a_tensor(wrong: object) -> None:
+@pytest.mark.parametrize("wrong", [None, torch.ones(2), (fp8(S, H, D), torch.ones(S, H).int())])
+def test_the_plain_fp8_functions_take_plain_fp8(wrong: object) -> None:
     arguments = dense() | {"q": wrong}
     with pytest.raises(TypeError, match=r"^q"):
         mqa.fp8_mqa_logits(**arguments)
@@ -242,8 +243,48 @@ def test_the_plain_fp8_functions_take_a_tensor(wrong: object) -> None:
 def test_the_plain_fp8_functions_give_the_same_bits() -> None:
     got, want = mqa.fp8_mqa_logits(**dense()), mqa.fp8_fp4_mqa_logits(**dense())
     assert torch.equal(got, want)
+    pair = dense() | {"q": (dense()["q"], None)}
+    assert torch.equal(mqa.fp8_mqa_logits(**pair), want)
     got, want = mqa.fp8_paged_mqa_logits(**paged()), mqa.fp8_fp4_paged_mqa_logits(**paged())
     assert torch.equal(got[:, :20], want[:, :20])
+
+
+def test_an_out_that_overlaps_an_input_is_refused() -> None:
+    memory = torch.ones(S, N)
+    arguments = dense() | {"weights": memory[:, :H], "out": memory}
+    with pytest.raises(ValueError, match=r"^out=.*it overlaps weights"):
+        mqa.fp8_fp4_mqa_logits(**arguments)
+    assert (memory == 1).all()
+    workspace = torch.ones(S * (H + N))
+    weights = workspace[: S * H].view(S, H)
+    apart = dense() | {"weights": weights, "out": workspace[S * H :].view(S, N)}
+    assert torch.equal(mqa.fp8_fp4_mqa_logits(**apart), mqa.fp8_fp4_mqa_logits(**dense()))
+
+
+def test_an_out_that_wants_a_gradient_is_refused() -> None:
+    out = torch.zeros(S, N, requires_grad=True)
+    with pytest.raises(ValueError, match=r"^out.requires_grad"):
+        mqa.fp8_fp4_mqa_logits(**dense(), out=out)
+    with torch.no_grad():
+        assert mqa.fp8_fp4_mqa_logits(**dense(), out=out) is out
+
+
+def test_sizes_may_be_numpy_integers() -> None:
+    got = mqa.fp8_fp4_mqa_logits(**dense(), max_seqlen_k=np.int64(N))
+    assert torch.equal(got, mqa.fp8_fp4_mqa_logits(**dense()))
+    for wrong in (torch.tensor(N), np.float64(N), np.bool_(True), "20"):
+        with pytest.raises(TypeError, match=r"^max_seqlen_k"):
+            mqa.fp8_fp4_mqa_logits(**dense(), max_seqlen_k=wrong)
+
+
+def test_devices_that_are_none_are_named() -> None:
+    for wrong in ("tpu", 3.5):
+        with pytest.raises(ValueError, match=r"^device="):
+            mqa.supports(64, 128, "fp8", device=wrong)
+        with pytest.raises(ValueError, match=r"^device="):
+            mqa.get_num_sms(wrong)
+    with pytest.raises(ValueError, match=r"^device=cuda:99, expected one of the"):
+        mqa.get_num_sms("cuda:99")
 
 
 METADATA: list[tuple[Arguments, str, type[Exception]]] = [

@@ -27,7 +27,7 @@ MASKED_BYTES = 16 << 20
 """Bound on the extra memory where nothing is read on the host. Not a setting: bits depend on it."""
 
 _SCORES_BYTES = 4 << 20  # dots of a batch of products: stays in a CPU's caches
-_SPAN_BYTES = 4 << 20  # decoded KV tokens that many rows use before the next ones are decoded
+_SPAN_BYTES = 4 << 20  # decoded KV tokens
 _QUERY_BYTES = 4 << 20  # decoded query tokens
 _SHARED_ROWS = 16  # from so many rows on, one tile for all rows beats all tiles for one row
 _FLOAT32 = 4  # bytes
@@ -147,12 +147,8 @@ def score_windows(
     memory: int,
 ) -> None:
     """Write the logits inside the windows, read on the host; every other entry keeps its value."""
-    num_heads, head_dim = query.q.shape[1], query.decode.head_dim
-    share = memory // 8  # decoding holds the codes, the values and the block scales at once
-    batch = max(1, min(_SCORES_BYTES, share) // (num_heads * TILE * _FLOAT32))
-    rows = max(1, min(_QUERY_BYTES, share) // (num_heads * head_dim * _FLOAT32))
-    span = max(1, min(_SPAN_BYTES, share) // (TILE * head_dim * _FLOAT32))
-    products = Products(batch, num_heads, out.device)
+    batch, rows, span = _block_sizes(query, memory)
+    products = Products(batch, query.q.shape[1], out.device)
     bounds = list(zip(windows.low.tolist(), windows.high.tolist(), strict=True))
     for low in range(0, len(bounds), rows):
         at = slice(low, low + rows)
@@ -168,6 +164,35 @@ def score_windows(
         first, last = min(a for a, _ in used) // TILE, -(-max(b for _, b in used) // TILE)
         for tile in range(first, last, span):
             part.score(tokens, tile, min(tile + span, last))
+
+
+def score_short(
+    out: Tensor, query: Query, tokens: Tokens, lens: Tensor, tiles: int, *, memory: int
+) -> None:
+    """Write the first lens[s] logits of each row, read on the host, for rows that have KV tokens of
+    their own, few of them: all within `tiles` tiles. Every other entry keeps its value."""
+    batch, _, span = _block_sizes(query, memory)
+    batch = max(tiles, min(batch, span))
+    products = Products(batch, query.q.shape[1], out.device)
+    column = torch.arange(tiles * TILE, device=out.device)
+    for low in range(0, len(lens), batch // tiles):
+        at = slice(low, low + batch // tiles)
+        length = lens[at].unsqueeze(1)
+        own = tokens.gather(at, torch.minimum(column, (length - 1).clamp(min=0)))
+        target = out[at, : tiles * TILE]
+        logits = products.score(*query.decoded(at), own)[:, : target.shape[1]]
+        target.copy_(torch.where(column[: target.shape[1]] < length, logits, target))
+
+
+def _block_sizes(query: Query, memory: int) -> tuple[int, int, int]:
+    """Products in a batch, query tokens and KV tiles decoded at a time, on a CPU."""
+    num_heads, head_dim = query.q.shape[1], query.decode.head_dim
+    share = memory // 8  # decoding holds the codes, the values and the block scales at once
+    return (
+        max(1, min(_SCORES_BYTES, share) // (num_heads * TILE * _FLOAT32)),
+        max(1, min(_QUERY_BYTES, share) // (num_heads * head_dim * _FLOAT32)),
+        max(1, min(_SPAN_BYTES, share) // (TILE * head_dim * _FLOAT32)),
+    )
 
 
 class _Rows:

@@ -5,6 +5,7 @@ What can reach into a matrix product from outside, and what is done about it:
 | switch | effect | answer |
 | --- | --- | --- |
 | grad, inference mode | graph recorded, views refused | computed in inference mode |
+| default device, dtype | factory functions change | both are always named |
 | autocast | products in half precision | switched off for the call, thread-local |
 | float32 matmul precision | TF32 or bfloat16 products | IEEE during the call, then put back |
 | flush-denormal | subnormals are zeros on some threads | computed on a clean thread |
@@ -57,7 +58,7 @@ class _IeeeMatmul:
     it back.
 
     The switch is process-wide: while a call runs, matrix products of other threads are exact
-    float32 too, never less precise than they asked for.
+    float32 too, never less precise than they asked for. What another thread sets meanwhile stays.
     """
 
     def __init__(self, switch: Any) -> None:
@@ -76,7 +77,7 @@ class _IeeeMatmul:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._users -= 1
-            if self._users == 0:
+            if self._users == 0 and self._switch.fp32_precision == "ieee":
                 self._switch.fp32_precision = self._saved
 
     def needed(self) -> bool:
@@ -99,8 +100,14 @@ def _ieee_matmul(device_type: str) -> contextlib.AbstractContextManager[None]:
 def _some_thread_flushes() -> bool:
     # A worker thread keeps the mode that its parent had when the pool started, whatever
     # torch.set_flush_denormal says later, so every thread is asked to make a subnormal.
-    tiny = torch.full((_CHUNK * torch.get_num_threads(),), 2.0**-100, dtype=torch.float32)
-    return int((tiny * 2.0**-40).count_nonzero()) < tiny.numel()
+    tiny = _tiny(torch.get_num_threads())
+    return int(tiny.mul(2.0**-40).count_nonzero()) < tiny.numel()
+
+
+@functools.cache
+def _tiny(threads: int) -> torch.Tensor:
+    shape = (_CHUNK * threads,)
+    return torch.full(shape, 2.0**-100, dtype=torch.float32, device="cpu", requires_grad=False)
 
 
 def _on_clean_thread(run: Callable[[], None]) -> None:

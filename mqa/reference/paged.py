@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from mqa.reference.blockwise import Query, Windows, score_masked, score_windows
+from mqa.reference.blockwise import Query, Windows, score_masked, score_short, score_windows
 from mqa.reference.environment import isolated
 from mqa.reference.products import TILE, Decoder, Span, decoded_span
+
+# A request of so few rows and tiles costs more in calls than in arithmetic: it joins others.
+_SHORT_ROWS, _SHORT_TILES = 4, 4
 
 
 def lens_of_rows(context_lens: Tensor, next_n: int) -> Tensor:
@@ -142,12 +146,16 @@ def paged(
     if on_host:
         if clean:
             out.fill_(-torch.inf)
-        for rows in _requests(entries):
+        for rows, tiles in _alike(_requests(entries), lens.tolist()):
             count = int(lens[rows].max())
             tokens = PagedTokens(pages, decode, block_table, entries[rows], count)
-            zeros = torch.zeros_like(lens[rows])
-            windows = Windows(zeros, lens[rows], zeros)
-            score_windows(out[rows], query.part(rows), tokens, windows, memory=memory)
+            part = (out[rows], query.part(rows), tokens)
+            if tiles:
+                score_short(*part, lens[rows], tiles, memory=memory)
+            else:
+                zeros = torch.zeros_like(lens[rows])
+                windows = Windows(zeros, lens[rows], zeros)
+                score_windows(*part, windows, memory=memory)
         return
     if clean:
         out[:, reach:].fill_(-torch.inf)
@@ -155,8 +163,26 @@ def paged(
         tokens = PagedTokens(pages, decode, block_table, entries, reach)
         zeros = torch.zeros_like(lens)
         windows = Windows(zeros, lens, zeros)
-        part = out[:, :reach]
-        score_masked(part, query, tokens, windows, shared=False, clean=clean)
+        score_masked(out[:, :reach], query, tokens, windows, shared=False, clean=clean)
+
+
+def _alike(requests: list[slice], lens: list[int]) -> Iterator[tuple[slice, int]]:
+    """Rows to score together: (rows, tiles) of neighbouring short requests that need equally many
+    tiles, (rows, 0) of one longer request. Requests without KV tokens are left out."""
+    together, tiles = slice(0, 0), 0
+    for rows in requests:
+        needed = -(-max(lens[rows]) // TILE)
+        short = 0 < needed <= _SHORT_TILES and rows.stop - rows.start <= _SHORT_ROWS
+        if short and needed == tiles and together.stop == rows.start:
+            together = slice(together.start, rows.stop)
+            continue
+        if tiles:
+            yield together, tiles
+        together, tiles = rows, needed if short else 0
+        if needed and not short:
+            yield rows, 0
+    if tiles:
+        yield together, tiles
 
 
 def _requests(entries: Tensor) -> list[slice]:

@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 ARGS ?=
 
 CSRC = $(shell find csrc -type f \( -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.hpp' -o -name '*.cpp' \) 2>/dev/null)
-CLI = -c 'from mqa.cli import main; main()'
+CLI = -m mqa
 
 .PHONY: demo test test-gpu test-deep lint bench docs format clean help
 .DEFAULT_GOAL := help

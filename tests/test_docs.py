@@ -14,7 +14,7 @@ import torch
 
 import mqa
 import mqa.testing
-from mqa import config
+from mqa import config, devices
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,7 +67,7 @@ def _generator() -> ModuleType:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_python_block_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backends = importlib.import_module("mqa.backends")
-    monkeypatch.setattr(config, "_num_sms", {})  # what a page changes lasts as long as the page
+    monkeypatch.setattr(devices, "_num_sms", {})  # what a page changes lasts as long as the page
     monkeypatch.setattr(backends, "BACKENDS", backends.BACKENDS)
     namespace: dict[str, object] = {"__name__": "__main__"}
     with torch.random.fork_rng(devices=[]):

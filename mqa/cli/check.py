@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.table import Table
 from mqa.cli import machine
 from mqa.cli.console import (
     Stop,
+    assert_writable,
     one_line,
     parse_problems,
     print_whole,
@@ -23,10 +25,9 @@ from mqa.cli.console import (
     usable_device,
     write_json,
 )
-from mqa.cli.suites import SUITES, suite
 from mqa.cli.verdict import FAILED, REFUSED, Outcome, judge
-from mqa.problem import PagedProblem, Problem
-from mqa.testing import make_case
+from mqa.problem import REGIMES, PagedProblem, Problem
+from mqa.testing import CORPORA, corpus, make_case
 
 _SHOWN_FAILURES = 20
 
@@ -40,7 +41,7 @@ def check(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:<index>.")] = "cpu",
     suite_name: Annotated[
-        str, typer.Option("--suite", help=f"{', '.join(SUITES)}: more and more problems.")
+        str, typer.Option("--suite", help=f"{', '.join(CORPORA)}: more and more problems.")
     ] = "smoke",
     report: Annotated[
         Path | None, typer.Option(help="JSON file for versions, machine and every case.")
@@ -58,10 +59,12 @@ def check(
       mqa check --suite ci --backend reference --report check.json
       mqa check "dense fp8 S=5 N=70 H=64 D=128 regime=exact seed=3"
     """
-    if suite_name not in SUITES:
-        raise Stop(f"--suite {suite_name!r}: expected one of {', '.join(SUITES)}")
+    if suite_name not in CORPORA:
+        raise Stop(f"--suite {suite_name!r}: expected one of {', '.join(CORPORA)}")
     where = usable_device(device)
-    chosen = parse_problems(problems) if problems else suite(suite_name)
+    if report is not None:
+        assert_writable(report)
+    chosen = parse_problems(problems) if problems else _suite(suite_name)
     begin = time.perf_counter()
     outcomes = _run(chosen, where, backend)
     seconds = time.perf_counter() - begin
@@ -78,6 +81,15 @@ def check(
     if outcomes and len(refusals) == len(outcomes):
         raise Stop(f"nothing was checked: {refusals[0].detail}")
     print_whole(out, f"{len(outcomes) - len(refusals)} cases passed", style="green")
+
+
+def _suite(name: str) -> list[Problem]:
+    """The problems of a corpus, each in both regimes."""
+    return [
+        dataclasses.replace(problem, regime=regime)
+        for problem in corpus(name)
+        for regime in REGIMES
+    ]
 
 
 def _run(problems: Sequence[Problem], device: torch.device, backend: str | None) -> list[Outcome]:
@@ -125,7 +137,7 @@ def _largest(members: Sequence[Outcome], *, exact: bool) -> str:
     if exact or not shares:
         failed = any(outcome.status == FAILED for outcome in members)
         return "-" if failed or not exact else "0 bits"
-    return f"{max(shares):.2f} of bound"
+    return f"{max(shares):.2g} of bound"
 
 
 def _options(backend: str | None, device: str) -> str:

@@ -100,13 +100,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
     Missing folders are made. Stops with one line where the file can't be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=".mqa-", dir=path.parent)
-    except OSError as error:
-        raise Stop(f"cannot write {path}: {error.strerror}", exit_code=1) from error
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _beside(path)
     try:
         write(temporary)
         temporary.chmod(0o644)
@@ -115,6 +109,22 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         raise Stop(f"cannot write {path}: {error.strerror}", exit_code=1) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def assert_writable(path: Path) -> None:
+    """Stop where `path` cannot be written: before a long run rather than after it."""
+    _beside(path).unlink()
+
+
+def _beside(path: Path) -> Path:
+    """A new temporary file in the folder of `path`, which is made if it is missing."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=".mqa-", dir=path.parent)
+    except OSError as error:
+        raise Stop(f"cannot write {path}: {error.strerror}", exit_code=1) from error
+    os.close(handle)
+    return Path(name)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

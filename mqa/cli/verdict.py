@@ -8,17 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from mqa.backends import choose
+from mqa.backends import Backend, choose
 from mqa.cli.console import Stop, one_line
 from mqa.errors import BackendUnavailableError
 from mqa.problem import Problem
 from mqa.testing import (
     EXACT,
-    FLOAT32,
-    HOPPER_BF16,
-    HOPPER_FP8,
     Accumulator,
     Case,
+    accumulators,
     assert_bitwise,
     assert_within,
     guards_intact,
@@ -27,13 +25,6 @@ from mqa.testing import (
 )
 
 PASSED, FAILED, REFUSED = "passed", "failed", "refused"
-
-_MODELS: dict[tuple[str, str], Accumulator] = {
-    ("sm90", "fp8"): HOPPER_FP8,
-    ("sm90", "mxfp8"): HOPPER_BF16,
-    ("sm90", "mxfp4"): HOPPER_BF16,
-}
-"""How a backend's hardware sums a dot of each format; float32 where nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +66,7 @@ def judge(case: Case, backend: str | None = None) -> Outcome:
     whose surroundings must stay as they were. Stops at a name that no backend has.
     """
     try:
-        name = choose(case.problem, case.device, backend).name
+        chosen = choose(case.problem, case.device, backend)
     except BackendUnavailableError as error:
         return Outcome(
             case.problem, backend or "none", REFUSED, None, one_line(str(error)), seconds=0.0
@@ -85,14 +76,14 @@ def judge(case: Case, backend: str | None = None) -> Outcome:
     begin = time.perf_counter()
     worst = None
     try:
-        got = _run(case, name)
-        worst = _compare(case, got, name)
+        got = _run(case, chosen.name)
+        worst = _compare(case, got, chosen)
     except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
         detail = _detail(error)
     else:
         detail = ""
     status = FAILED if detail else PASSED
-    return Outcome(case.problem, name, status, worst, detail, time.perf_counter() - begin)
+    return Outcome(case.problem, chosen.name, status, worst, detail, time.perf_counter() - begin)
 
 
 def _run(case: Case, backend: str) -> Tensor:
@@ -103,13 +94,13 @@ def _run(case: Case, backend: str) -> Tensor:
     return got
 
 
-def _compare(case: Case, got: Tensor, backend: str) -> float | None:
+def _compare(case: Case, got: Tensor, backend: Backend) -> float | None:
     """Raises AssertionError where `got` is wrong; returns the largest share of a bound."""
     problem = case.problem
     if got.dtype != case.out_dtype:
         raise AssertionError(f"got {got.dtype}, wanted {case.out_dtype}")
     exact = problem.regime == "exact"
-    result = logits(case, EXACT if exact else _model(backend, problem.format))
+    result = logits(case, EXACT if exact else _model(backend.accumulator(problem.format)))
     where = None if problem.clean else result.valid
     if exact:
         assert_bitwise(got, result.values, where=where)
@@ -122,8 +113,9 @@ def _compare(case: Case, got: Tensor, backend: str) -> float | None:
     return float(shares.max()) if shares.size else None
 
 
-def _model(backend: str, fmt: str) -> Accumulator:
-    return _MODELS.get((backend.removesuffix("-emulated"), fmt), FLOAT32)
+def _model(name: str) -> Accumulator:
+    model: Accumulator = getattr(accumulators, name)
+    return model
 
 
 def _detail(error: Exception) -> str:

@@ -11,17 +11,16 @@ MAX_MX_HEAD_DIM = 4 * MX_BLOCK
 """One int32 holds the UE8M0 codes of four blocks."""
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_FP4 = torch.float4_e2m1fn_x2 if hasattr(torch, "float4_e2m1fn_x2") else None
-FP4_BYTES = (torch.uint8, torch.int8, *((_FP4,) if _FP4 else ()))
+FP4_BYTES = (torch.uint8, torch.int8, torch.float4_e2m1fn_x2)
 """Dtypes that hold two E2M1 elements a byte."""
 
 
-def check_floats(function: str, x: Tensor, *, multiple_of: int = 1) -> None:
+def check_floats(function: str, x: Tensor, *, block_scaled: bool = False) -> None:
     """`x` is a float tensor of at least one dimension, its last one a legal number of elements."""
     check_tensor(function, "x", x, _FLOATS)
     if x.ndim == 0:
         raise ValueError(f"{function}: x.ndim=0, expected at least 1: the last dimension is a row")
-    if multiple_of == MX_BLOCK:
+    if block_scaled:
         check_mx_head_dim(function, f"x.shape[-1]={x.shape[-1]}", x.shape[-1])
     elif x.shape[-1] == 0:
         raise ValueError(f"{function}: x.shape[-1]=0, expected at least 1 element a row")

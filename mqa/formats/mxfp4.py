@@ -51,7 +51,7 @@ def quantize_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
         TypeError: `x` is no tensor or of another dtype.
         ValueError: `x` has no dimension or D is another number.
     """
-    check_floats("quantize_mxfp4", x, multiple_of=MX_BLOCK)
+    check_floats("quantize_mxfp4", x, block_scaled=True)
     parts = take_apart(x)
     blocks = split_rows(parts.magnitude, MX_BLOCK)
     codes = block_codes(blocks.amax(dim=-1), _MAX_EXPONENT)

@@ -35,7 +35,7 @@ from mqa.testing.accumulators import (
     Float64,
     FusedTruncating,
 )
-from mqa.testing.cases import Case, make_case, read_corpus
+from mqa.testing.cases import CORPORA, Case, corpus, make_case, read_corpus
 from mqa.testing.check import assert_logits
 from mqa.testing.compare import assert_bitwise, assert_within, round_once, to_tensor
 from mqa.testing.data import Data, Group
@@ -48,6 +48,7 @@ from mqa.testing.tolerance import tolerance
 
 __all__ = [
     "BOUNDED_FAULTS",
+    "CORPORA",
     "EXACT",
     "EXACT_FAULTS",
     "FLOAT32",
@@ -68,6 +69,7 @@ __all__ = [
     "assert_exact",
     "assert_logits",
     "assert_within",
+    "corpus",
     "detects",
     "flagged_fraction",
     "guards_intact",

@@ -34,6 +34,8 @@ from mqa.testing.windows import (
     valid_counts,
 )
 
+CORPORA = ("smoke", "ci", "all")
+
 _LEANS = (0.8, 1.3, 2.0)
 """How much q and k of exact cases lean towards each other, in sigmas of a dot; the first to do."""
 
@@ -159,6 +161,18 @@ def read_corpus(path: str | Path) -> list[Problem]:
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from error
     return problems
+
+
+def corpus(name: str) -> list[Problem]:
+    """The problems of one of the project's own corpora: smoke, ci or all.
+
+    Raises ValueError for another name.
+    """
+    here = Path(__file__).parent
+    homes = (here / "corpus", here.parents[1] / "tests" / "corpus")  # installed, in a checkout
+    if name not in CORPORA:
+        raise ValueError(f"name={name!r}, expected one of {', '.join(CORPORA)}")
+    return read_corpus(next(home for home in homes if home.is_dir()) / f"{name}.txt")
 
 
 class _Builder:

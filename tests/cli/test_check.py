@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 
-from mqa.cli import suites
 from mqa.problem import parse
+from mqa.testing import corpus
 
 BACKENDS = importlib.import_module("mqa.backends")  # mqa.backends is the public function.
 SMALL_DENSE = "dense fp8 S=3 N=40 H=4 D=32"
@@ -91,8 +91,17 @@ def test_a_backend_with_another_dtype_fails(run, monkeypatch):
     assert "got torch.float64, wanted torch.float32" in result.stdout
 
 
-def test_suites_grow_from_one_another_and_parse():
-    smoke, ci = suites.suite("smoke"), suites.suite("ci")
-    assert set(smoke) < set(ci)
-    assert all(parse(str(problem)) == problem for problem in ci)
-    assert {problem.regime for problem in smoke} == {"exact", "bounded"}
+def test_suites_are_the_corpora_in_both_regimes(run, tmp_path):
+    report = tmp_path / "report.json"
+    assert run("check", "--suite", "smoke", "--report", str(report)).exit_code == 0
+    checked = [parse(entry["problem"]) for entry in json.loads(report.read_text())["cases"]]
+    assert {problem.regime for problem in checked} == {"exact", "bounded"}
+    assert len(checked) == 2 * len(corpus("smoke"))
+
+
+def test_a_report_that_cannot_be_written_is_noticed_first(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = run("check", "--suite", "all", "--report", str(tmp_path / "file" / "report.json"))
+    assert result.exit_code == 1
+    assert "cannot write" in result.stderr
+    assert result.stdout == ""

@@ -127,7 +127,7 @@ def test_ctrl_c_before_the_command_runs_is_130_too(monkeypatch):
 
 
 def test_as_a_module_it_is_the_same_command(run, tmp_path):
-    command = [sys.executable, "-m", "mqa.cli", "explain", SMALL_DENSE, "--device", "cpu"]
+    command = [sys.executable, "-m", "mqa", "explain", SMALL_DENSE, "--device", "cpu"]
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True
     )

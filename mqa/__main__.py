@@ -1,0 +1,5 @@
+"""`python -m mqa` is the command `mqa`."""
+
+from mqa.cli import main
+
+main()

@@ -1,5 +1,0 @@
-"""`python -m mqa.cli` is `mqa`."""
-
-from mqa.cli import main
-
-main()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 
+INT32_MAX = 2**31 - 1
 _MOST, _LONGEST = 8, 100
 
 
@@ -27,6 +28,7 @@ def _shown(value: object) -> str:
         comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
         return f"({inner}{comma})" if isinstance(value, tuple) else f"[{inner}]"
     text = str(value) if isinstance(value, torch.device | torch.dtype) else repr(value)
+    text = " ".join(text.split())
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
@@ -67,14 +69,23 @@ def expect(
 
 
 def integer(argument: str, value: Any, least: int = 0) -> int:
-    """An int, a numpy integer or a symbolic int, at least `least`; no bool and no tensor."""
+    """An int, a numpy integer or a symbolic int from `least` to the largest int32; no bool, no
+    tensor."""
     if not isinstance(value, torch.SymInt):
         if isinstance(value, bool | Tensor) or not hasattr(value, "__index__"):
             reject(argument, value, "an int", TypeError)
         value = operator.index(value)
     if value < least:
         reject(argument, value, f"at least {least}")
+    if value > INT32_MAX:
+        reject(argument, value, f"at most {INT32_MAX}: positions are int32")
     return value  # type: ignore[no-any-return]
+
+
+def one_of(argument: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> None:
+    """A dtype among some."""
+    if not isinstance(value, torch.dtype) or value not in dtypes:
+        reject(argument, value, " or ".join(map(str, dtypes)), TypeError)
 
 
 def device(argument: str, value: Any) -> torch.device:

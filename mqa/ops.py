@@ -220,6 +220,7 @@ def get_mqa_logits_metadata(
     Raises:
         TypeError, ValueError: An argument is wrong; the message names it.
     """
+    arguments.tensor("cu_seq_len_k_start", cu_seq_len_k_start)
     sms = devices.get_num_sms(cu_seq_len_k_start.device)
     inputs = (cu_seq_len_k_start, cu_seq_len_k_end, num_kv_tokens, num_heads, sms)
     if not _traced(cu_seq_len_k_start, cu_seq_len_k_end, out):

@@ -139,12 +139,12 @@ def check_dense(
     arguments.expect("cu_seq_len_k_end", end, (S,), (torch.int32,))
     flag(clean_logits)
     width = arguments.integer("max_seqlen_k", max_seqlen_k) or N
-    _dtype(logits_dtype)
+    arguments.one_of("logits_dtype", logits_dtype, _LOGITS)
     _schedule(schedule_meta)
     inputs = (q, q_scale, k, kv_scale, weights, start, end, schedule_meta)
     _one_device(dict(zip(_DENSE_ARGUMENTS, inputs, strict=True)) | {"out": out})
     _output(out, (S, width), logits_dtype)
-    _no_gradient("weights", weights)
+    _no_gradient({"q": q, "kv[0]": k, "kv[1]": kv_scale, "weights": weights})
     return DenseTensors(fmt, q, q_scale, k, kv_scale, (S, N, H, D), width)
 
 
@@ -232,12 +232,12 @@ def check_paged(
             arguments.reject("q.shape", tuple(q.shape), "next_n = 1 where indices are given")
     width = arguments.integer("max_context_len", max_context_len)
     flag(clean_logits)
-    _dtype(logits_dtype)
+    arguments.one_of("logits_dtype", logits_dtype, _LOGITS)
     _schedule(schedule_meta)
     inputs = (q, q_scale, kv_cache, weights, context_lens, block_table, indices, schedule_meta)
     _one_device(dict(zip(_PAGED_ARGUMENTS, inputs, strict=True)) | {"out": out})
     _output(out, (B * next_n, width), logits_dtype)
-    _no_gradient("weights", weights)
+    _no_gradient({"q": q, "weights": weights})
     return PagedTensors(fmt, q, q_scale, (B, next_n, H, D), (blocks, page_size, columns))
 
 
@@ -313,10 +313,12 @@ def paged_metadata(context_lens: Any, block_kv: Any, num_sms: Any, indices: Any)
 
 
 def metadata_out(out: Any, num_sms: int, device: torch.device) -> None:
-    """Check the `out` of a metadata function: int32 [num_sms + 1, 2], any strides."""
+    """Check the `out` of a metadata function: int32 [num_sms + 1, 2], rows that do not overlap."""
     if out is None:
         return
     arguments.expect("out", out, (num_sms + 1, 2), (torch.int32,))
+    if out.stride(1) != 1 or out.stride(0) < 2:
+        arguments.reject("out.stride()", out.stride(), "(at least 2, 1)")
     if out.device != device:
         arguments.reject("out.device", out.device, f"{device}, where the other tensors are")
 
@@ -338,9 +340,8 @@ def configuration(
     arguments.integer("head_dim", head_dim, least=1)
     if format != "fp8":
         _block_scaled_dim(format, head_dim)
-    if weights_dtype not in _WEIGHTS:
-        arguments.reject("weights_dtype", weights_dtype, " or ".join(map(str, _WEIGHTS)), TypeError)
-    _dtype(logits_dtype)
+    arguments.one_of("weights_dtype", weights_dtype, _WEIGHTS)
+    arguments.one_of("logits_dtype", logits_dtype, _LOGITS)
     for argument, flag in (("clean", clean), ("compressed", compressed)):
         if not isinstance(flag, bool):
             arguments.reject(argument, flag, "True or False", TypeError)
@@ -417,11 +418,6 @@ def flag(clean_logits: Any) -> None:
         arguments.reject("clean_logits", clean_logits, wanted, TypeError)
 
 
-def _dtype(logits_dtype: Any) -> None:
-    if logits_dtype not in _LOGITS:
-        arguments.reject("logits_dtype", logits_dtype, " or ".join(map(str, _LOGITS)), TypeError)
-
-
 def _schedule(schedule_meta: Any) -> int:
     """SMs that a schedule is for; 0 without one. What it holds is never an error."""
     if schedule_meta is None:
@@ -474,17 +470,18 @@ def _output(out: Any, shape: tuple[int, int], dtype: torch.dtype) -> None:
     if out is None:
         return
     arguments.expect("out", out, shape, (dtype,))
-    _no_gradient("out", out)
+    _no_gradient({"out": out})
     rows, width = shape
     row_stride, column_stride = out.stride()
     if (width > 1 and column_stride != 1) or (rows > 1 and row_stride < width):
         arguments.reject("out.stride()", out.stride(), f"(at least {width}, 1)")
 
 
-def _no_gradient(argument: str, value: Tensor) -> None:
-    if value.requires_grad and torch.is_grad_enabled():
-        wanted = "False: logits have no gradient; detach it or use torch.no_grad()"
-        arguments.reject(f"{argument}.requires_grad", True, wanted)
+def _no_gradient(named: dict[str, Tensor]) -> None:
+    for argument, value in named.items():
+        if value.requires_grad and torch.is_grad_enabled():
+            wanted = "False: logits have no gradient; detach it or use torch.no_grad()"
+            arguments.reject(f"{argument}.requires_grad", True, wanted)
 
 
 def _no_overlap(out: Tensor | None, inputs: dict[str, Tensor | None]) -> None:

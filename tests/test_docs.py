@@ -14,7 +14,7 @@ import torch
 
 import mqa
 import mqa.testing
-from mqa import config, devices
+from mqa import devices
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -105,6 +105,9 @@ DENSE: list[tuple[Arguments, str, type[Exception]]] = [
     ({"max_seqlen_k": N - 1}, "max_seqlen_k", ValueError),
     ({"logits_dtype": torch.float64}, "logits_dtype", TypeError),
     ({"logits_dtype": "float32"}, "logits_dtype", TypeError),
+    ({"logits_dtype": np.zeros(3)}, "logits_dtype", TypeError),
+    ({"kv": (fp8(N, D), torch.ones(N, requires_grad=True))}, r"kv\[1\].requires_grad", ValueError),
+    ({"max_seqlen_k": 2**62}, "max_seqlen_k", ValueError),
     ({"schedule_meta": torch.zeros(2, 2)}, "schedule_meta.dtype", TypeError),
     ({"schedule_meta": torch.zeros(1, 2).int()}, "schedule_meta.shape", ValueError),
     ({"schedule_meta": torch.zeros(4, 3).int()}, "schedule_meta.shape", ValueError),
@@ -289,6 +292,10 @@ def test_devices_that_are_none_are_named() -> None:
 
 METADATA: list[tuple[Arguments, str, type[Exception]]] = [
     ({"cu_seq_len_k_start": torch.zeros(3)}, "cu_seq_len_k_start.dtype", TypeError),
+    ({"cu_seq_len_k_start": [0, 0, 0]}, "cu_seq_len_k_start", TypeError),
+    ({"num_kv_tokens": 2**64}, "num_kv_tokens", ValueError),
+    ({"out": torch.zeros(1, 2).int().expand(2, 2)}, "out.stride", ValueError),
+    ({"out": torch.zeros(9).int().as_strided((2, 2), (1, 1))}, "out.stride", ValueError),
     ({"cu_seq_len_k_start": torch.zeros(3, 1).int()}, "cu_seq_len_k_start.shape", ValueError),
     ({"cu_seq_len_k_end": torch.zeros(4).int()}, "cu_seq_len_k_end.shape", ValueError),
     ({"num_kv_tokens": -1}, "num_kv_tokens", ValueError),
@@ -339,6 +346,7 @@ SUPPORTS: list[tuple[Arguments, str, type[Exception]]] = [
     ({"page_size": 0}, "page_size", ValueError),
     ({"page_size": 64, "compressed": True}, "compressed", ValueError),
     ({"weights_dtype": torch.float16}, "weights_dtype", TypeError),
+    ({"weights_dtype": np.zeros(3)}, "weights_dtype", TypeError),
     ({"logits_dtype": torch.float64}, "logits_dtype", TypeError),
     ({"clean": 1}, "clean", TypeError),
 ]

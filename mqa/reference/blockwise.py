@@ -21,6 +21,8 @@ from mqa.reference.products import (
     Products,
     Span,
     decoded_span,
+    padded_dims,
+    padded_heads,
 )
 
 MASKED_BYTES = 16 << 20
@@ -34,24 +36,29 @@ _FLOAT32 = 4  # bytes
 
 
 class Query(NamedTuple):
-    """Query tokens as stored: q [S, H, D or D/2], q_scale [S, H] or None, weights [S, H]."""
+    """Rows of query tokens as stored: q [B, next_n, H, D or D/2] and q_scale [B, next_n, H] or None
+    in any strides, of which row `first` and those behind it have `weights` [rows, H]."""
 
     q: Tensor
     q_scale: Tensor | None
     weights: Tensor
     decode: Decoder
+    first: int = 0
 
     def part(self, rows: slice) -> Query:
-        scale = None if self.q_scale is None else self.q_scale[rows]
-        return Query(self.q[rows], scale, self.weights[rows], self.decode)
+        return self._replace(weights=self.weights[rows], first=self.first + rows.start)
 
     def decoded(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """float32 q [rows, H, D] and weights [rows, 1, H], the same for any stride and dtype."""
-        part = self.part(rows)
-        return (
-            self.decode(part.q, part.q_scale),
-            part.weights.float().contiguous().unsqueeze(1),
-        )
+        """float32 q and weights of some rows, as `Decoder.heads` gives them."""
+        weights = self.weights[rows]
+        low, next_n = self.first + rows.start, self.q.shape[1]
+        high = low + weights.shape[0]
+        entries = slice(low // next_n, -(-high // next_n))
+        own = slice(low - entries.start * next_n, high - entries.start * next_n)
+        # Joining B and next_n may copy, so it is done to the few entries needed.
+        q = self.q[entries].flatten(0, 1)[own]
+        scale = None if self.q_scale is None else self.q_scale[entries].flatten(0, 1)[own]
+        return self.decode.heads(q, scale, weights)
 
 
 class Tokens(Protocol):
@@ -126,7 +133,8 @@ def dense(
     low, high = (bound.long().clamp(0, count) for bound in (start, end))
     origin = start.long().clamp(min=0) if compressed else torch.zeros_like(low)
     windows = Windows(low, high, origin)
-    query = Query(q, q_scale, weights, Decoder(q, q_scale))
+    scale = None if q_scale is None else q_scale.unsqueeze(1)
+    query = Query(q.unsqueeze(1), scale, weights, Decoder(q, q_scale))
     tokens = DenseTokens(query.decode, k, kv_scale)
     if clean and (on_host or count == 0):
         out.fill_(-torch.inf)
@@ -148,20 +156,16 @@ def score_windows(
 ) -> None:
     """Write the logits inside the windows, read on the host; every other entry keeps its value."""
     batch, rows, span = _block_sizes(query, memory)
-    products = Products(batch, query.q.shape[1], out.device)
-    bounds = list(zip(windows.low.tolist(), windows.high.tolist(), strict=True))
-    for low in range(0, len(bounds), rows):
+    products = Products(batch, query.q.shape[2], out.device)
+    for low in range(0, len(out), rows):
         at = slice(low, low + rows)
-        used = [bound for bound in bounds[at] if bound[0] < bound[1]]
-        if not used:
+        here = Windows(windows.low[at], windows.high[at], windows.origin[at])
+        used = here.low < here.high
+        if not used.any():
             continue
-        part = _Rows(
-            out[at],
-            *query.decoded(at),
-            Windows(windows.low[at], windows.high[at], windows.origin[at]),
-            products,
-        )
-        first, last = min(a for a, _ in used) // TILE, -(-max(b for _, b in used) // TILE)
+        part = _Rows(out[at], *query.decoded(at), here, products)
+        first = int(here.low[used].min()) // TILE
+        last = -(-int(here.high[used].max()) // TILE)
         for tile in range(first, last, span):
             part.score(tokens, tile, min(tile + span, last))
 
@@ -173,7 +177,7 @@ def score_short(
     their own, few of them: all within `tiles` tiles. Every other entry keeps its value."""
     batch, _, span = _block_sizes(query, memory)
     batch = max(tiles, min(batch, span))
-    products = Products(batch, query.q.shape[1], out.device)
+    products = Products(batch, query.q.shape[2], out.device)
     column = torch.arange(tiles * TILE, device=out.device)
     for low in range(0, len(lens), batch // tiles):
         at = slice(low, low + batch // tiles)
@@ -186,7 +190,7 @@ def score_short(
 
 def _block_sizes(query: Query, memory: int) -> tuple[int, int, int]:
     """Products in a batch, query tokens and KV tiles decoded at a time, on a CPU."""
-    num_heads, head_dim = query.q.shape[1], query.decode.head_dim
+    num_heads, head_dim = query.q.shape[2], query.decode.head_dim
     share = memory // 8  # decoding holds the codes, the values and the block scales at once
     return (
         max(1, min(_SCORES_BYTES, share) // (num_heads * TILE * _FLOAT32)),
@@ -210,48 +214,58 @@ class _Rows:
 
     def score(self, tokens: Tokens, first: int, last: int) -> None:
         """Write what tiles first..last-1 hold for these rows."""
-        needed = self._needing(first, last, range(len(self._bounds)))
-        if not needed:
+        runs = self._needing(first, last, range(len(self._bounds)))
+        if not runs:
             return
         span = tokens.span(first, last)
         batch = self._products.batch
-        for low in range(needed.start, needed.stop, batch):
-            block = range(low, min(low + batch, needed.stop))
-            if len(block) < _SHARED_ROWS:
-                for row in block:
-                    self._score_row(row, span, first, last)
-            else:
-                self._score_tiles(block, span, first, last)
+        for run in runs:
+            for low in range(run.start, run.stop, batch):
+                block = range(low, min(low + batch, run.stop))
+                if len(block) < _SHARED_ROWS:
+                    for row in block:
+                        self._score_row(row, span, first, last)
+                else:
+                    self._score_tiles(block, span, first, last)
 
-    def _needing(self, first: int, last: int, among: range) -> range:
-        """The rows from the first to the last whose window meets the tiles."""
+    def _needing(self, first: int, last: int, among: range) -> list[range]:
+        """Runs of neighbouring rows whose windows meet the tiles."""
         low, high = first * TILE, last * TILE
-        meets = [s for s in among if max(self._bounds[s][0], low) < min(self._bounds[s][1], high)]
-        return range(meets[0], meets[-1] + 1) if meets else range(0)
+        runs: list[range] = []
+        for row in among:
+            if max(self._bounds[row][0], low) < min(self._bounds[row][1], high):
+                if runs and runs[-1].stop == row:
+                    runs[-1] = range(runs[-1].start, row + 1)
+                else:
+                    runs.append(range(row, row + 1))
+        return runs
 
     def _score_tiles(self, block: range, span: Span, first: int, last: int) -> None:
         bounds = self._bounds[block.start : block.stop]
         all_from, all_to = max(low for low, _ in bounds), min(high for _, high in bounds)
         for tile in range(first, last):
+            one = span.tiles(tile - first, tile - first + 1)
             left, right = tile * TILE, min(tile * TILE + TILE, self._width)
             whole = self._full and all_from <= left and right <= all_to
-            rows = block if whole else self._needing(tile, tile + 1, block)
-            if not rows:
-                continue
-            at, one = slice(rows.start, rows.stop), span.tiles(tile - first, tile - first + 1)
-            pairs = (self._queries[at], self._weights[at], one)
             if whole and right - left == TILE:
+                at = slice(block.start, block.stop)
+                pairs = (self._queries[at], self._weights[at], one)
                 self._products.score(*pairs, into=self._out[at, left:right])
-            elif self._full:
-                target = self._out[at, left:right]
-                logits = self._products.score(*pairs)[:, : right - left]
-                position = torch.arange(left, right, device=logits.device)
-                inside = self._windows.inside(at, position)
-                target.copy_(torch.where(inside, logits, target))
-            else:
-                logits = self._products.score(*pairs)
-                for row in rows:
-                    self._write(row, logits[row - rows.start], left)
+                continue
+            for rows in self._needing(tile, tile + 1, block):
+                self._score_edge(rows, one, left, right)
+
+    def _score_edge(self, rows: range, one: Span, left: int, right: int) -> None:
+        """Write one tile, columns left..right-1 of a full result, for rows that need part of it."""
+        at = slice(rows.start, rows.stop)
+        logits = self._products.score(self._queries[at], self._weights[at], one)
+        if not self._full:
+            for row in rows:
+                self._write(row, logits[row - rows.start], left)
+            return
+        target, logits = self._out[at, left:right], logits[:, : right - left]
+        position = torch.arange(left, right, device=logits.device)
+        target.copy_(torch.where(self._windows.inside(at, position), logits, target))
 
     def _score_row(self, row: int, span: Span, first: int, last: int) -> None:
         low, high = self._bounds[row]
@@ -280,10 +294,11 @@ def score_masked(
 
     `shared`: column j is KV token j for all rows, so a span serves them all.
     """
-    count, num_heads, _ = query.q.shape
+    count, num_heads = out.shape[0], query.q.shape[2]
     head_dim, last_tile = query.decode.head_dim, -(-out.shape[1] // TILE)
     # Tokens are there three times over: gathered bytes and codes, decoded, and in the batch.
-    pair_bytes = (TILE * num_heads + 3 * TILE * head_dim + num_heads * head_dim) * _FLOAT32
+    heads, dims = padded_heads(num_heads), padded_dims(head_dim)
+    pair_bytes = (TILE * heads + 3 * TILE * dims + heads * dims) * _FLOAT32
     batch = max(1, MASKED_BYTES * 3 // 4 // pair_bytes)
     tiles = batch // min(count, batch) if shared else min(batch, last_tile)
     rows = max(1, batch // tiles)

@@ -136,4 +136,7 @@ def _tokens(kv_cache: Tensor, entry: Tensor, length: int, row_bytes: int) -> tup
     page_size = kv_cache.shape[1]
     pages = kv_cache[entry[: -(-length // page_size)].long()].flatten(1)
     stored, scales = pages.tensor_split([page_size * row_bytes], dim=1)
-    return stored.reshape(-1, row_bytes)[:length], scales.reshape(-1, 4)[:length].contiguous()
+    scales = scales.reshape(-1, 4)[:length]
+    return stored.reshape(-1, row_bytes)[:length], scales.clone(
+        memory_format=torch.contiguous_format
+    )

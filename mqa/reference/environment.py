@@ -61,8 +61,8 @@ class _IeeeMatmul:
     float32 too, never less precise than they asked for. What another thread sets meanwhile stays.
     """
 
-    def __init__(self, switch: Any) -> None:
-        self._switch = switch
+    def __init__(self, switch: Any, parent: Any) -> None:
+        self._switch, self._parent = switch, parent
         self._lock = threading.Lock()
         self._users = 0
         self._saved = "none"
@@ -70,7 +70,7 @@ class _IeeeMatmul:
     def __enter__(self) -> None:
         with self._lock:
             if self._users == 0:
-                self._saved = self._switch.fp32_precision
+                self._saved = self._own_value()
                 self._switch.fp32_precision = "ieee"
             self._users += 1
 
@@ -81,14 +81,26 @@ class _IeeeMatmul:
                 self._switch.fp32_precision = self._saved
 
     def needed(self) -> bool:
-        inherited = torch.backends.fp32_precision  # type: ignore[attr-defined]
-        precise = self._switch.fp32_precision in ("ieee", "none") and inherited in ("ieee", "none")
-        return self._users > 0 or not precise
+        # The users first: a call that ends between the two looks must still count.
+        return self._users > 0 or self._switch.fp32_precision not in ("ieee", "none")
+
+    def _own_value(self) -> str:
+        """What was set on the switch itself: it reads as its parent's value while it has none, and
+        the parent as torch's. A value that follows a change above is not its own."""
+        top, above, value = torch.backends, self._parent.fp32_precision, self._switch.fp32_precision
+        highest = top.fp32_precision  # type: ignore[attr-defined]
+        top.fp32_precision = "tf32" if above == "ieee" else "ieee"  # type: ignore[attr-defined]
+        own_above = "none" if self._parent.fp32_precision != above else above
+        self._parent.fp32_precision = "ieee"
+        own_value = "none" if self._switch.fp32_precision != value else value
+        self._parent.fp32_precision = own_above
+        top.fp32_precision = highest  # type: ignore[attr-defined]
+        return str(own_value)
 
 
 _IEEE = {
-    "cpu": _IeeeMatmul(torch.backends.mkldnn.matmul),  # type: ignore[attr-defined]
-    "cuda": _IeeeMatmul(torch.backends.cuda.matmul),
+    "cpu": _IeeeMatmul(torch.backends.mkldnn.matmul, torch.backends.mkldnn),  # type: ignore[attr-defined]
+    "cuda": _IeeeMatmul(torch.backends.cuda.matmul, torch.backends.cudnn),
 }
 
 
@@ -123,6 +135,10 @@ def _on_clean_thread(run: Callable[[], None]) -> None:
 
     thread = threading.Thread(target=target, name="mqa-reference")
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        thread.join()  # nothing writes to `out` once the call is over, however it ends
+        raise
     if error:
         raise error[0]

@@ -134,15 +134,15 @@ def paged(
     """
     batch, next_n = q.shape[:2]
     decode = Decoder(q, q_scale)
-    flat_scale = None if q_scale is None else q_scale.flatten(0, 1)
-    query = Query(q.flatten(0, 1), flat_scale, weights, decode)
+    query = Query(q, q_scale, weights, decode)
     pages = Pages(kv_cache, decode)
     reach = min(out.shape[1], block_table.shape[1] * pages.size)
-    lens = lens_of_rows(context_lens, next_n).clamp(max=reach)
+    lens = lens_of_rows(context_lens, next_n)
     if indices is None:
         entries = torch.arange(batch, device=lens.device).repeat_interleave(next_n)
     else:
         entries = entries_of_requests(lens, indices)
+    lens = lens.clamp(max=reach)
     if on_host:
         if clean:
             out.fill_(-torch.inf)

@@ -2,10 +2,14 @@
 
 A query token's heads [H, D] meet one tile of 256 KV tokens [D, 256], relu follows, and
 [1, H] x [H, 256] sums the heads; a batch of such (row, tile) pairs goes to `torch.bmm` at once.
-The shape depends on H and D alone, short tiles are padded with zeros, and a batched product does
-not look at its neighbours: so a row's bits depend neither on the other rows nor on where its
-window starts, nor on how the work was cut. (A plain matrix product changes bits with its shape,
-because the library behind it changes kernels.)
+The shape depends on H and D alone, and a batched product does not look at its neighbours: so a
+row's bits depend neither on the other rows nor on where its window starts, nor on how the work
+was cut. (A plain matrix product changes bits with its shape, because the library behind it
+changes kernels.)
+
+Zeros pad short tiles to 256 tokens, H to a multiple of 8, D to a multiple of 16 and a batch of one
+to two: with other sizes a library was seen to take other kernels for a batch of one, for another
+number of threads, or for another address.
 """
 
 from __future__ import annotations
@@ -14,15 +18,26 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mqa.formats import elements
 
 TILE = 256
 """KV tokens of one product."""
+_HEADS, _DIMS, _PAIRS = 8, 16, 2
+"""Products have a multiple of so many heads and dims, and batches at least so many pairs."""
+
+
+def padded_heads(num_heads: int) -> int:
+    return -(-num_heads // _HEADS) * _HEADS
+
+
+def padded_dims(head_dim: int) -> int:
+    return -(-head_dim // _DIMS) * _DIMS
 
 
 class Decoder:
-    """Element codes to float32 [..., D] for one call's format."""
+    """Element codes to float32 [..., D padded] for one call's format."""
 
     def __init__(self, q: Tensor, q_scale: Tensor | None) -> None:
         self._fp4 = q.dtype != torch.float8_e4m3fn
@@ -31,14 +46,21 @@ class Decoder:
 
     def __call__(self, values: Tensor, block_scale: Tensor | None) -> Tensor:
         decoded = elements.decode_e2m1(values) if self._fp4 else elements.decode_e4m3(values)
-        if block_scale is None:
-            return decoded
-        return elements.scale_blocks_(decoded, block_scale)
+        if block_scale is not None:
+            return elements.scale_blocks_(decoded, block_scale)
+        return pad(decoded, (0, padded_dims(self.head_dim) - self.head_dim))
+
+    def heads(self, q: Tensor, q_scale: Tensor | None, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Query tokens as products take them: float32 [rows, H padded, D padded], and weights of
+        any stride and dtype as float32 [rows, 1, H padded]."""
+        missing = padded_heads(q.shape[1]) - q.shape[1]
+        queries = pad(self(q, q_scale), (0, 0, 0, missing))
+        return queries, pad(weights.float(), (0, missing)).contiguous().unsqueeze(1)
 
 
 class Span(NamedTuple):
-    """Decoded KV tokens: values [R, tiles, 256, D], scale [R, tiles * 256] or None; R = 1 serves
-    all rows."""
+    """Decoded KV tokens: values [R, tiles, 256, D padded], scale [R, tiles * 256] or None; R = 1
+    serves all rows."""
 
     values: Tensor
     scale: Tensor | None
@@ -54,8 +76,9 @@ class Products:
 
     def __init__(self, batch: int, num_heads: int, device: torch.device) -> None:
         self.batch = batch
-        self._dots = torch.empty(batch, num_heads, TILE, device=device, dtype=torch.float32)
-        self._sums = torch.empty(batch, 1, TILE, device=device, dtype=torch.float32)
+        room, heads = max(batch, _PAIRS), padded_heads(num_heads)
+        self._dots = torch.empty(room, heads, TILE, device=device, dtype=torch.float32)
+        self._sums = torch.empty(room, 1, TILE, device=device, dtype=torch.float32)
         self._zero = torch.zeros((), device=device, dtype=torch.float32)
 
     def score(
@@ -75,9 +98,14 @@ class Products:
 
     def _multiply(self, queries: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
         """Weighted head sums [n, 1, 256] of n pairs."""
+        count = len(tokens)
+        if count < _PAIRS:
+            queries, weights, tokens = (
+                x.expand(_PAIRS, -1, -1) for x in (queries, weights, tokens)
+            )
         dots, sums = self._dots[: len(tokens)], self._sums[: len(tokens)]
         torch.bmm(queries, tokens.mT, out=dots)
-        return torch.bmm(weights, dots.relu_(), out=sums)
+        return torch.bmm(weights, dots.relu_(), out=sums)[:count]
 
 
 class PaddedProducts(Products):
@@ -86,10 +114,11 @@ class PaddedProducts(Products):
 
     def __init__(self, batch: int, num_heads: int, head_dim: int, device: torch.device) -> None:
         super().__init__(batch, num_heads, device)
-        like = self._dots
-        self._queries = like.new_zeros(batch, num_heads, head_dim)
-        self._weights = like.new_zeros(batch, 1, num_heads)
-        self._tokens = like.new_zeros(batch, TILE, head_dim)
+        room, heads, _ = self._dots.shape
+        dims, like = padded_dims(head_dim), self._dots
+        self._queries = like.new_zeros(room, heads, dims)
+        self._weights = like.new_zeros(room, 1, heads)
+        self._tokens = like.new_zeros(room, TILE, dims)
 
     def _multiply(self, queries: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
         count = len(tokens)
@@ -111,5 +140,5 @@ def decoded_span(decode: Decoder, values: Tensor, scale: Tensor, tiles: int | No
     if missing:
         k = torch.cat((k, k.new_zeros(rows, missing, k.shape[2])), dim=1)
         scale = torch.cat((scale, scale.new_zeros(rows, missing)), dim=1)
-    k = k.view(rows, -1, TILE, decode.head_dim)
+    k = k.view(rows, -1, TILE, k.shape[2])
     return Span(k, None if decode.block_scaled else scale)

@@ -22,7 +22,7 @@ from mqa.problem import (
     PagedProblem,
 )
 
-HEADS = (1, 2, 3, 8, 16, 32, 64, 128)
+HEADS = (1, 2, 3, 5, 7, 8, 11, 16, 32, 64, 128)
 HEAD_DIMS = (32, 64, 96, 128)
 _SEEDS = 2**16
 

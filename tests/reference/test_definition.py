@@ -98,6 +98,17 @@ def test_definition_equals_the_oracle(line: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("P", "D"), [(7, 33), (1, 3), (3, 1), (5, 6)])
+def test_pages_of_odd_sizes(P: int, D: int) -> None:
+    """The scales of such a page begin at no multiple of 4."""
+    line = f"paged fp8 B=2 next_n=1 H=3 D={D} P={P} blocks=9 columns=2 L={2 * P} clean=1"
+    for lens in ("full", "ramp"):
+        case = make_case(parse(f"{line} lens={lens} regime=exact"))
+        case.tensors["lens"].clamp_(max=P)
+        want = definition.round_once(defined(case), torch.float32)
+        assert_bitwise(case.run(), want, replay=line)
+
+
 def test_scales_are_exponents_for_every_code() -> None:
     """The definition stays right outside the range that float32 backends guarantee."""
     q = torch.tensor([[[0x38] * 32]], dtype=torch.uint8).view(torch.float8_e4m3fn)

@@ -60,6 +60,40 @@ def test_the_switch_is_given_back_after_an_error() -> None:
     assert MATMUL.fp32_precision == "bf16"
 
 
+LEVELS = {
+    "torch": torch.backends,
+    "mkldnn": torch.backends.mkldnn,
+    "matmul": torch.backends.mkldnn.matmul,
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("above", ["none", "ieee"])
+def test_a_precision_is_given_back_at_the_level_where_it_was_set(level: str, above: str) -> None:
+    switches = list(LEVELS.values())
+    for switch in switches:
+        switch.fp32_precision = "none"
+    torch.backends.fp32_precision = above
+    try:
+        LEVELS[level].fp32_precision = "tf32"
+        before = [switch.fp32_precision for switch in switches]
+        seen = []
+        environment.isolated(lambda _: seen.append(MATMUL.fp32_precision))(torch.ones(1))
+        assert seen == ["ieee"]
+        assert [switch.fp32_precision for switch in switches] == before
+        LEVELS[level].fp32_precision = "none"  # what was inherited follows
+        assert MATMUL.fp32_precision == torch.backends.fp32_precision
+    finally:
+        for switch in switches:
+            switch.fp32_precision = "none"
+
+
+@pytest.mark.usefixtures("_reduced_precision")
+def test_what_is_set_during_a_call_stays() -> None:
+    environment.isolated(lambda _: setattr(MATMUL, "fp32_precision", "tf32"))(torch.ones(1))
+    assert MATMUL.fp32_precision == "tf32"
+
+
 def test_errors_come_back_from_the_clean_thread() -> None:
     def fail(_: Tensor) -> None:
         raise RuntimeError(threading.current_thread().name)

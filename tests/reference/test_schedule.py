@@ -56,10 +56,12 @@ def assert_fresh(cuts: Tensor, groups: list[Group], num_sms: int) -> None:
     assert pairs == sorted(pairs)
     done = schedule.tasks(cuts, groups)
     assert list(chain.from_iterable(done)) == every_task(groups)
-    rows = {group.first: group.rows for group in groups}
+    rows = {group.first: group.rows if group.tasks else 0 for group in groups}
     total = sum(1 + group.rows * group.tasks for group in groups)
     heaviest = max((g.rows + 1 for g in groups if g.tasks), default=1)
-    for sm in done:
+    # Empty groups have a place too: an SM walks over them.
+    places = [group._replace(tasks=max(group.tasks, 1)) for group in groups]
+    for sm in schedule.tasks(cuts, places):
         weight = sum(rows[first] + (split == 0) for first, split in sm)
         assert weight <= -(-total // num_sms) + heaviest
 
@@ -155,6 +157,15 @@ def test_groups_of_a_dense_call() -> None:
     start = torch.tensor([7, 99, 50] + [0] * 6 + [300, -3], dtype=torch.int32)
     end = torch.tensor([263, 99, 2] + [0] * 6 + [10**6, 9], dtype=torch.int32)
     assert schedule.dense_groups(start, end, 1000, 64) == [Group(0, 8, 2), Group(1, 3, 4)]
+
+
+def test_empty_groups_are_shared_out() -> None:
+    lens = torch.zeros(32768, dtype=torch.int32)
+    lens[-1] = 256
+    cuts = schedule.paged_metadata(lens, 132)
+    assert (cuts[:, 0].diff() <= -(-32769 // 132) + 2).all()
+    small = torch.tensor([0, 0, 0, 0, 0, 256], dtype=torch.int32)
+    assert schedule.paged_metadata(small, 3).tolist() == [[0, 0], [2, 0], [4, 0], [6, 0]]
 
 
 def test_cut_points_of_a_small_batch() -> None:

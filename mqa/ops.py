@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mqa import arguments, devices, library, run, validate
+from mqa import arguments, devices, library, rules, run, validate
 from mqa.backends import Support, choose, support
 from mqa.problem import Format
 from mqa.validate import Query
@@ -73,7 +73,7 @@ def fp8_fp4_mqa_logits(
     )
     if not _traced(q, kv, cu_seq_len_k_start, cu_seq_len_k_end, weights, out):
         return run.dense(q, kv, *rest, backend, out)
-    validate.flag(clean_logits)
+    rules.flag(clean_logits)
     values, scale = q if isinstance(q, tuple | list) else (q, None)
     inputs = (values, scale, *kv, *rest, backend)
     if out is None:
@@ -141,7 +141,7 @@ def fp8_fp4_paged_mqa_logits(
     )
     if not _traced(q, kv_cache, weights, context_lens, block_table, indices, out):
         return run.paged(q, *rest, backend, out)
-    validate.flag(clean_logits)
+    rules.flag(clean_logits)
     values, scale = q if isinstance(q, tuple | list) else (q, None)
     inputs = (values, scale, *rest, backend)
     if out is None:

@@ -14,24 +14,18 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from mqa import arguments, values
+from mqa import arguments, rules, values
 from mqa.problem import (
     FORMATS,
-    MX_HEAD_DIMS,
     TENSORS,
     DenseProblem,
     Format,
-    Layout,
     PagedProblem,
     Problem,
 )
 
-FP8 = torch.float8_e4m3fn
-_PACKED = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
 _WEIGHTS = (torch.float32, torch.bfloat16)
 _LOGITS = (torch.float32, torch.bfloat16, torch.float16)
-_SCALE_BYTES = 4
-_ADDRESS_BYTES = 16
 Query: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
 """q of a call: FP8 values alone, or values and a scale (None for FP8)."""
 
@@ -117,17 +111,17 @@ def check_dense(
     out: Any,
 ) -> DenseTensors:
     """Check all that can be checked without reading values or addresses: of traced tensors too."""
-    q, q_scale = _query(q)
+    q, q_scale = rules.query(q)
     k, kv_scale = arguments.pair("kv", kv)
     k, kv_scale = arguments.tensor("kv[0]", k), arguments.tensor("kv[1]", kv_scale)
-    fmt = _format(q, q_scale)
-    _same_elements(fmt, k)
-    q, k = _unpacked_view(q), _unpacked_view(k)
+    fmt = rules.format_of(q, q_scale)
+    rules.same_elements(fmt, k)
+    q, k = rules.stored_bytes(q), rules.stored_bytes(k)
     (S, H, stored), (N, _) = (
         arguments.rank("q", q, "[S, H, D]"),
         arguments.rank("kv[0]", k, "[N, D]"),
     )
-    D = _head_dim(fmt, H, stored)
+    D = rules.head_dim_of(fmt, H, stored)
     arguments.expect_shape("kv[0]", k, (N, stored))
     if tuple(kv_scale.shape) == (N, 1):
         kv_scale = kv_scale.squeeze(1)
@@ -137,14 +131,14 @@ def check_dense(
     arguments.expect("weights", weights, (S, H), _WEIGHTS)
     arguments.expect("cu_seq_len_k_start", start, (S,), (torch.int32,))
     arguments.expect("cu_seq_len_k_end", end, (S,), (torch.int32,))
-    flag(clean_logits)
+    rules.flag(clean_logits)
     width = arguments.integer("max_seqlen_k", max_seqlen_k) or N
     arguments.one_of("logits_dtype", logits_dtype, _LOGITS)
-    _schedule(schedule_meta)
+    rules.schedule_sms(schedule_meta)
     inputs = (q, q_scale, k, kv_scale, weights, start, end, schedule_meta)
-    _one_device(dict(zip(_DENSE_ARGUMENTS, inputs, strict=True)) | {"out": out})
-    _output(out, (S, width), logits_dtype)
-    _no_gradient({"q": q, "kv[0]": k, "kv[1]": kv_scale, "weights": weights})
+    rules.one_device(dict(zip(_DENSE_ARGUMENTS, inputs, strict=True)) | {"out": out})
+    rules.output(out, (S, width), logits_dtype)
+    rules.no_gradient({"q": q, "kv[0]": k, "kv[1]": kv_scale, "weights": weights})
     return DenseTensors(fmt, q, q_scale, k, kv_scale, (S, N, H, D), width)
 
 
@@ -168,7 +162,7 @@ def dense(
     if M and values.readable(t.q):
         values.windows_fit(start, end, N, M)
     inputs = (t.q, t.q_scale, t.k, t.kv_scale, weights, start, end)
-    _no_overlap(out, dict(zip(_DENSE_ARGUMENTS, inputs, strict=False)))
+    rules.no_overlap(out, dict(zip(_DENSE_ARGUMENTS, inputs, strict=False)))
     problem = DenseProblem(
         format=t.format,
         S=S,
@@ -179,8 +173,8 @@ def dense(
         weights=_NAMES[weights.dtype],
         out=_NAMES[logits_dtype],
         clean=clean_logits,
-        sms=_schedule(schedule_meta),
-        layout=_layout(TENSORS["dense"], (*inputs, out)),
+        sms=rules.schedule_sms(schedule_meta),
+        layout=rules.layout_of(TENSORS["dense"], (*inputs, out)),
     )
     return DenseCall(problem, *inputs, schedule_meta)
 
@@ -211,19 +205,19 @@ def check_paged(
     out: Any,
 ) -> PagedTensors:
     """Check all that can be checked without reading values or addresses: of traced tensors too."""
-    q, q_scale = _query(q)
-    fmt = _format(q, q_scale)
-    q = _unpacked_view(q)
+    q, q_scale = rules.query(q)
+    fmt = rules.format_of(q, q_scale)
+    q = rules.stored_bytes(q)
     B, next_n, H, stored = arguments.rank("q", q, "[B, next_n, H, D]")
     if next_n == 0:
         wanted = "at least one query token a request (next_n >= 1)"
         arguments.reject("q.shape", tuple(q.shape), wanted)
-    D = _head_dim(fmt, H, stored)
+    D = rules.head_dim_of(fmt, H, stored)
     if q_scale is not None:
         arguments.expect("q[1]", q_scale, (B, next_n, H), (torch.int32,))
-    blocks, page_size = _cache(kv_cache, stored)
+    blocks, page_size = rules.cache_sizes(kv_cache, stored)
     arguments.expect("weights", weights, (B * next_n, H), _WEIGHTS)
-    _lens(context_lens, B, next_n)
+    rules.lens(context_lens, B, next_n)
     columns = arguments.rank("block_table", block_table, "[B, columns]")[1]
     arguments.expect("block_table", block_table, (B, columns), (torch.int32,))
     if indices is not None:
@@ -231,13 +225,13 @@ def check_paged(
         if next_n != 1:
             arguments.reject("q.shape", tuple(q.shape), "next_n = 1 where indices are given")
     width = arguments.integer("max_context_len", max_context_len)
-    flag(clean_logits)
+    rules.flag(clean_logits)
     arguments.one_of("logits_dtype", logits_dtype, _LOGITS)
-    _schedule(schedule_meta)
+    rules.schedule_sms(schedule_meta)
     inputs = (q, q_scale, kv_cache, weights, context_lens, block_table, indices, schedule_meta)
-    _one_device(dict(zip(_PAGED_ARGUMENTS, inputs, strict=True)) | {"out": out})
-    _output(out, (B * next_n, width), logits_dtype)
-    _no_gradient({"q": q, "weights": weights})
+    rules.one_device(dict(zip(_PAGED_ARGUMENTS, inputs, strict=True)) | {"out": out})
+    rules.output(out, (B * next_n, width), logits_dtype)
+    rules.no_gradient({"q": q, "weights": weights})
     return PagedTensors(fmt, q, q_scale, (B, next_n, H, D), (blocks, page_size, columns))
 
 
@@ -264,7 +258,7 @@ def paged(
         values.lens_fit(context_lens, next_n, L, columns * page_size)
         values.blocks_exist(context_lens, next_n, block_table, indices, page_size, blocks)
     inputs = (t.q, t.q_scale, *tensors, indices)
-    _no_overlap(out, dict(zip(_PAGED_ARGUMENTS, inputs, strict=False)))
+    rules.no_overlap(out, dict(zip(_PAGED_ARGUMENTS, inputs, strict=False)))
     problem = PagedProblem(
         format=t.format,
         B=B,
@@ -280,8 +274,8 @@ def paged(
         clean=clean_logits,
         lens_rank=context_lens.dim(),
         varlen=indices is not None,
-        sms=_schedule(schedule_meta),
-        layout=_layout(TENSORS["paged"], (*inputs, out)),
+        sms=rules.schedule_sms(schedule_meta),
+        layout=rules.layout_of(TENSORS["paged"], (*inputs, out)),
     )
     return PagedCall(problem, *inputs, schedule_meta)
 
@@ -293,7 +287,7 @@ def dense_metadata(start: Any, end: Any, num_kv_tokens: Any, num_heads: Any) -> 
     arguments.expect("cu_seq_len_k_end", end, rows, (torch.int32,))
     arguments.integer("num_kv_tokens", num_kv_tokens)
     arguments.integer("num_heads", num_heads, least=1)
-    _one_device({"cu_seq_len_k_start": start, "cu_seq_len_k_end": end})
+    rules.one_device({"cu_seq_len_k_start": start, "cu_seq_len_k_end": end})
 
 
 def paged_metadata(context_lens: Any, block_kv: Any, num_sms: Any, indices: Any) -> None:
@@ -309,7 +303,7 @@ def paged_metadata(context_lens: Any, block_kv: Any, num_sms: Any, indices: Any)
         if shape[1:] not in ((), (1,)):
             arguments.reject("context_lens.shape", shape, "next_n = 1 where indices are given")
         arguments.expect("indices", indices, shape[:1], (torch.int32,))
-    _one_device({"context_lens": context_lens, "indices": indices})
+    rules.one_device({"context_lens": context_lens, "indices": indices})
 
 
 def metadata_out(out: Any, num_sms: int, device: torch.device) -> None:
@@ -339,7 +333,7 @@ def configuration(
     arguments.integer("num_heads", num_heads, least=1)
     arguments.integer("head_dim", head_dim, least=1)
     if format != "fp8":
-        _block_scaled_dim(format, head_dim)
+        rules.block_scaled_dim(format, head_dim)
     arguments.one_of("weights_dtype", weights_dtype, _WEIGHTS)
     arguments.one_of("logits_dtype", logits_dtype, _LOGITS)
     for argument, flag in (("clean", clean), ("compressed", compressed)):
@@ -354,165 +348,3 @@ def configuration(
         arguments.reject("compressed", compressed, "False where page_size is given")
     sizes = {"B": 1, "next_n": 1, "blocks": 1, "columns": 1, "L": page_size}
     return PagedProblem(format, H=num_heads, D=head_dim, P=page_size, **sizes, **facts)
-
-
-def _query(q: Any) -> tuple[Tensor, Tensor | None]:
-    if isinstance(q, Tensor):
-        return arguments.tensor("q", q), None
-    values, scale = arguments.pair("q", q)
-    return arguments.tensor("q[0]", values), None if scale is None else arguments.tensor(
-        "q[1]", scale
-    )
-
-
-def _format(q: Tensor, q_scale: Tensor | None) -> Format:
-    if q_scale is None:
-        if q.dtype != FP8:
-            wanted = f"{FP8}, or a pair (values, int32 scale) for MXFP8 and MXFP4"
-            arguments.reject("q.dtype", q.dtype, wanted, TypeError)
-        return "fp8"
-    if q.dtype == FP8:
-        return "mxfp8"
-    if q.dtype not in _PACKED:
-        arguments.reject("q[0].dtype", q.dtype, f"{FP8} (MXFP8) or int8, uint8 (MXFP4)", TypeError)
-    return "mxfp4"
-
-
-def _same_elements(fmt: Format, k: Tensor) -> None:
-    if fmt == "mxfp4":
-        if k.dtype not in _PACKED:
-            arguments.reject(
-                "kv[0].dtype", k.dtype, "int8 or uint8, as q is packed MXFP4", TypeError
-            )
-    elif k.dtype != FP8:
-        arguments.reject("kv[0].dtype", k.dtype, f"{FP8}, as q is", TypeError)
-
-
-def _unpacked_view(values: Tensor) -> Tensor:
-    return values if values.dtype == FP8 else values.view(torch.uint8)
-
-
-def _head_dim(fmt: Format, num_heads: int, stored: int) -> int:
-    if num_heads == 0 or stored == 0:
-        arguments.reject(
-            "q.shape", f"[..., {num_heads}, {stored}]", "at least one head and one dimension"
-        )
-    if fmt == "fp8":
-        return stored
-    return _block_scaled_dim(fmt, stored * 2 if fmt == "mxfp4" else stored)
-
-
-def _block_scaled_dim(fmt: Format, head_dim: int) -> int:
-    if head_dim not in MX_HEAD_DIMS:
-        wanted = f"one of {MX_HEAD_DIMS} for {fmt}: an int32 holds four scales of 32 elements"
-        arguments.reject("head_dim", head_dim, wanted)
-    return head_dim
-
-
-def flag(clean_logits: Any) -> None:
-    if not isinstance(clean_logits, bool):
-        wanted = (
-            "True or False (some libraries of this kind take another argument in this place: "
-            "pass everything after the fifth argument by name)"
-        )
-        arguments.reject("clean_logits", clean_logits, wanted, TypeError)
-
-
-def _schedule(schedule_meta: Any) -> int:
-    """SMs that a schedule is for; 0 without one. What it holds is never an error."""
-    if schedule_meta is None:
-        return 0
-    arguments.tensor("schedule_meta", schedule_meta)
-    if schedule_meta.dtype != torch.int32:
-        arguments.reject("schedule_meta.dtype", schedule_meta.dtype, "torch.int32", TypeError)
-    shape = tuple(schedule_meta.shape)
-    if len(shape) != 2 or shape[0] < 2 or shape[1] != 2:
-        arguments.reject("schedule_meta.shape", shape, "[number of SMs + 1, 2]")
-    return int(shape[0]) - 1
-
-
-def _cache(kv_cache: Any, stored: int) -> tuple[int, int]:
-    arguments.tensor("kv_cache", kv_cache)
-    if kv_cache.dtype != torch.uint8:
-        arguments.reject("kv_cache.dtype", kv_cache.dtype, "torch.uint8", TypeError)
-    shape, token = tuple(kv_cache.shape), stored + _SCALE_BYTES
-    squeezed = shape[:2] + shape[3:] if len(shape) == 4 and shape[2] == 1 else shape
-    if len(squeezed) != 3 or squeezed[1] == 0 or squeezed[2] != token:
-        arguments.reject(
-            "kv_cache.shape", shape, f"[num_blocks, P >= 1, 1, {token}] for q's head_dim"
-        )
-    strides = kv_cache.stride()
-    if strides[-1] != 1 or (shape[1] > 1 and strides[1] != token):
-        arguments.reject(
-            "kv_cache.stride()", strides, f"contiguous blocks: (any, {token}, {token}, 1)"
-        )
-    return shape[0], shape[1]
-
-
-def _lens(context_lens: Any, batch: int, next_n: int) -> None:
-    arguments.tensor("context_lens", context_lens)
-    if context_lens.dtype != torch.int32:
-        arguments.reject("context_lens.dtype", context_lens.dtype, "torch.int32", TypeError)
-    if tuple(context_lens.shape) not in ((batch,), (batch, next_n)):
-        shape = tuple(context_lens.shape)
-        arguments.reject("context_lens.shape", shape, f"{(batch, next_n)} or {(batch,)}")
-
-
-def _one_device(named: dict[str, Any]) -> None:
-    first, *others = (item for item in named.items() if item[1] is not None)
-    for name, value in others:
-        if isinstance(value, Tensor) and value.device != first[1].device:
-            wanted = f"{first[1].device}, where {first[0]} is"
-            arguments.reject(f"{name}.device", value.device, wanted)
-
-
-def _output(out: Any, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    if out is None:
-        return
-    arguments.expect("out", out, shape, (dtype,))
-    _no_gradient({"out": out})
-    rows, width = shape
-    row_stride, column_stride = out.stride()
-    if (width > 1 and column_stride != 1) or (rows > 1 and row_stride < width):
-        arguments.reject("out.stride()", out.stride(), f"(at least {width}, 1)")
-
-
-def _no_gradient(named: dict[str, Tensor]) -> None:
-    for argument, value in named.items():
-        if value.requires_grad and torch.is_grad_enabled():
-            wanted = "False: logits have no gradient; detach it or use torch.no_grad()"
-            arguments.reject(f"{argument}.requires_grad", True, wanted)
-
-
-def _no_overlap(out: Tensor | None, inputs: dict[str, Tensor | None]) -> None:
-    """Reject an `out` that shares bytes with an input, which may be read after they are written."""
-    if out is None or out.numel() == 0:
-        return
-    storage, (low, high) = out.untyped_storage().data_ptr(), _reach(out)
-    for name, value in inputs.items():
-        if value is None or value.untyped_storage().data_ptr() != storage or value.numel() == 0:
-            continue
-        first, last = _reach(value)
-        if first < high and low < last:
-            arguments.reject("out", out, f"memory of its own, but it overlaps {name}")
-
-
-def _reach(tensor: Tensor) -> tuple[int, int]:
-    """Addresses of a tensor's first byte and of the one behind its last."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    elements = 1 + sum((size - 1) * stride for size, stride in steps)
-    return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
-
-
-def _layout(names: tuple[str, ...], tensors: tuple[Tensor | None, ...]) -> Layout:
-    """Departures from contiguous, 16-byte-aligned tensors, as a problem's line shows them."""
-    departures: list[tuple[str, tuple[int, ...]]] = []
-    for name, tensor in zip(names, tensors, strict=True):
-        if tensor is None:
-            continue
-        if not tensor.is_contiguous():
-            departures.append((f"{name}_stride", tuple(tensor.stride())))
-        offset = tensor.data_ptr() % _ADDRESS_BYTES
-        if offset:
-            departures.append((f"{name}_off", (offset,)))
-    return tuple(sorted(departures))

@@ -152,3 +152,30 @@ def test_extra_memory_is_bounded_and_does_not_grow(fmt: str) -> None:
             [sys.executable, "-c", script], check=True, capture_output=True, text=True
         ).stdout
         assert int(printed) <= 64 << 20, f"{int(printed) >> 20} MiB at S={S} N={N}"
+
+
+EXTRA_PAGED = """
+import resource, torch, mqa
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+def call(B):
+    q = torch.full((B, 4, 64, 128), 0x38, dtype=torch.uint8).view(torch.float8_e4m3fn)[:, :2]
+    cache = torch.zeros(2, 16, 1, 132, dtype=torch.uint8)
+    lens, table = torch.ones(B, 2, dtype=torch.int32), torch.ones(B, 1, dtype=torch.int32)
+    weights, out = torch.ones(2 * B, 64), torch.zeros(2 * B, 16)
+    before = peak()
+    mqa.fp8_fp4_paged_mqa_logits(q, cache, weights, lens, table, None, 16, out=out)
+    return peak() - before
+
+call(64)
+print(call(8192))
+"""
+
+
+def test_a_strided_q_is_not_copied() -> None:
+    """q is 128 MiB, in a batch dimension with gaps."""
+    command = [sys.executable, "-c", EXTRA_PAGED]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert int(printed) <= 64 << 20, f"{int(printed) >> 20} MiB"

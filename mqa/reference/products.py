@@ -48,14 +48,14 @@ class Decoder:
         decoded = elements.decode_e2m1(values) if self._fp4 else elements.decode_e4m3(values)
         if block_scale is not None:
             return elements.scale_blocks_(decoded, block_scale)
-        return pad(decoded, (0, padded_dims(self.head_dim) - self.head_dim))
+        return _padded(decoded, dims=padded_dims(self.head_dim))
 
     def heads(self, q: Tensor, q_scale: Tensor | None, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Query tokens as products take them: float32 [rows, H padded, D padded], and weights of
         any stride and dtype as float32 [rows, 1, H padded]."""
-        missing = padded_heads(q.shape[1]) - q.shape[1]
-        queries = pad(self(q, q_scale), (0, 0, 0, missing))
-        return queries, pad(weights.float(), (0, missing)).contiguous().unsqueeze(1)
+        heads = padded_heads(q.shape[1])
+        queries = _padded(self(q, q_scale), heads=heads)
+        return queries, _padded(weights.float(), dims=heads).contiguous().unsqueeze(1)
 
 
 class Span(NamedTuple):
@@ -125,6 +125,14 @@ class PaddedProducts(Products):
         self._queries[:count], self._weights[:count] = queries, weights
         self._tokens[:count] = tokens
         return super()._multiply(self._queries, self._weights, self._tokens)[:count]
+
+
+def _padded(values: Tensor, dims: int | None = None, heads: int | None = None) -> Tensor:
+    """Zeros behind the last dimension up to `dims`, behind the one before up to `heads`; `values`
+    themselves where nothing is missing."""
+    right = 0 if dims is None else dims - values.shape[-1]
+    below = 0 if heads is None else heads - values.shape[-2]
+    return pad(values, (0, right, 0, below)) if right or below else values
 
 
 def _pairs(rows: Tensor, tiles: int) -> Tensor:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from mqa import arguments
+from mqa.formats.kv_cache import SCALE_BYTES
 from mqa.problem import MX_HEAD_DIMS, Format, Layout
 
 FP8 = torch.float8_e4m3fn
 _PACKED = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
-_SCALE_BYTES = 4
 _ADDRESS_BYTES = 16
 
 
@@ -95,7 +95,7 @@ def cache_sizes(kv_cache: Any, stored: int) -> tuple[int, int]:
     arguments.tensor("kv_cache", kv_cache)
     if kv_cache.dtype != torch.uint8:
         arguments.reject("kv_cache.dtype", kv_cache.dtype, "torch.uint8", TypeError)
-    shape, token = tuple(kv_cache.shape), stored + _SCALE_BYTES
+    shape, token = tuple(kv_cache.shape), stored + SCALE_BYTES
     squeezed = shape[:2] + shape[3:] if len(shape) == 4 and shape[2] == 1 else shape
     if len(squeezed) != 3 or squeezed[1] == 0 or squeezed[2] != token:
         arguments.reject(

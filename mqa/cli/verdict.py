@@ -8,20 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from mqa.backends import Backend, choose
+from mqa.backends import choose
 from mqa.cli.console import Stop, one_line
 from mqa.errors import BackendUnavailableError
 from mqa.problem import Problem
 from mqa.testing import (
-    EXACT,
     Accumulator,
     Case,
     accumulators,
-    assert_bitwise,
-    assert_within,
     guards_intact,
-    logits,
-    tolerance,
+    largest_error,
 )
 
 PASSED, FAILED, REFUSED = "passed", "failed", "refused"
@@ -77,7 +73,7 @@ def judge(case: Case, backend: str | None = None) -> Outcome:
     worst = None
     try:
         got = _run(case, chosen.name)
-        worst = _compare(case, got, chosen)
+        worst = largest_error(case, got, _model(chosen.accumulator(case.problem.format)))
     except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
         detail = _detail(error)
     else:
@@ -92,25 +88,6 @@ def _run(case: Case, backend: str) -> Tensor:
     if out is not None and not guards_intact(out):
         raise AssertionError("something around the entries of out= was written")
     return got
-
-
-def _compare(case: Case, got: Tensor, backend: Backend) -> float | None:
-    """Raises AssertionError where `got` is wrong; returns the largest share of a bound."""
-    problem = case.problem
-    if got.dtype != case.out_dtype:
-        raise AssertionError(f"got {got.dtype}, wanted {case.out_dtype}")
-    exact = problem.regime == "exact"
-    result = logits(case, EXACT if exact else _model(backend.accumulator(problem.format)))
-    where = None if problem.clean else result.valid
-    if exact:
-        assert_bitwise(got, result.values, where=where)
-        return None
-    bound = tolerance(result, problem.out)
-    assert_within(got, result.values, bound, where=where)
-    value = got.detach().cpu().double().numpy()
-    counted = result.valid & (bound > 0) & np.isfinite(value) & np.isfinite(result.values)
-    shares = np.abs(value[counted] - result.values[counted]) / bound[counted]
-    return float(shares.max()) if shares.size else None
 
 
 def _model(name: str) -> Accumulator:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from mqa.formats.kv_cache import SCALE_BYTES
 from mqa.reference.blockwise import Query, Windows, score_masked, score_short, score_windows
 from mqa.reference.environment import isolated
 from mqa.reference.products import TILE, Decoder, Span, decoded_span
@@ -51,7 +52,7 @@ class Pages:
         if self.count == 0:  # something to read from: gathers are masked, not branched around
             kv_cache = kv_cache.new_zeros((1, *kv_cache.shape[1:]))
         self._scale_dtype = torch.int32 if decode.block_scaled else torch.float32
-        self._row_bytes = token_bytes - 4
+        self._row_bytes = token_bytes - SCALE_BYTES
         blocks, stride, offset = kv_cache.shape[0], kv_cache.stride(0), kv_cache.storage_offset()
         self._blocks = kv_cache.as_strided((blocks, self.size * token_bytes), (stride, 1), offset)
         values, scales = self._split(self._blocks)
@@ -66,13 +67,13 @@ class Pages:
         """Stored values [n * P, bytes] and scales [n * P] of all tokens of `blocks` int [n]: a few
         long copies, which a CPU does many times faster than many short ones."""
         values, scales = self._split(self._blocks.index_select(0, blocks))
-        scales = scales.reshape(-1, 4).view(self._scale_dtype)
+        scales = scales.reshape(-1, SCALE_BYTES).view(self._scale_dtype)
         return values.reshape(-1, self._row_bytes), scales.squeeze(-1)
 
     def _split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Values [n, P, bytes] and scales [n, P, 4] of blocks [n, bytes of a block]."""
         rows = blocks[:, : self.size * self._row_bytes], blocks[:, self.size * self._row_bytes :]
-        return rows[0].unflatten(1, (self.size, -1)), rows[1].unflatten(1, (self.size, 4))
+        return rows[0].unflatten(1, (self.size, -1)), rows[1].unflatten(1, (self.size, SCALE_BYTES))
 
 
 class PagedTokens:
@@ -153,17 +154,19 @@ def paged(
             if tiles:
                 score_short(*part, lens[rows], tiles, memory=memory)
             else:
-                zeros = torch.zeros_like(lens[rows])
-                windows = Windows(zeros, lens[rows], zeros)
-                score_windows(*part, windows, memory=memory)
+                score_windows(*part, _first(lens[rows]), memory=memory)
         return
     if clean:
         out[:, reach:].fill_(-torch.inf)
     if reach:
         tokens = PagedTokens(pages, decode, block_table, entries, reach)
-        zeros = torch.zeros_like(lens)
-        windows = Windows(zeros, lens, zeros)
-        score_masked(out[:, :reach], query, tokens, windows, shared=False, clean=clean)
+        score_masked(out[:, :reach], query, tokens, _first(lens), shared=False, clean=clean)
+
+
+def _first(lens: Tensor) -> Windows:
+    """Row s sees the first lens[s] KV tokens."""
+    zeros = torch.zeros_like(lens)
+    return Windows(zeros, lens, zeros)
 
 
 def _alike(requests: list[slice], lens: list[int]) -> Iterator[tuple[slice, int]]:

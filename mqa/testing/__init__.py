@@ -36,7 +36,7 @@ from mqa.testing.accumulators import (
     FusedTruncating,
 )
 from mqa.testing.cases import CORPORA, Case, corpus, make_case, read_corpus
-from mqa.testing.check import assert_logits
+from mqa.testing.check import assert_logits, largest_error
 from mqa.testing.compare import assert_bitwise, assert_within, round_once, to_tensor
 from mqa.testing.data import Data, Group
 from mqa.testing.faults import BOUNDED_FAULTS, EXACT_FAULTS, Fault, detects, flagged_fraction
@@ -74,6 +74,7 @@ __all__ = [
     "flagged_fraction",
     "guards_intact",
     "interleaved",
+    "largest_error",
     "logits",
     "make_case",
     "read_corpus",

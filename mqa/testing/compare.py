@@ -67,7 +67,7 @@ def assert_bitwise(
     got, want = _as_tensor(got), _matching(got, want)
     _assert_shapes(got, want.shape, replay)
     if got.dtype != want.dtype:
-        raise AssertionError(f"got {got.dtype}, wanted {want.dtype}{_replay(replay)}")
+        raise AssertionError(f"got {got.dtype}, wanted {want.dtype}{replay_line(replay)}")
     same = _words(got) == _words(want)
     both_nan = np.asarray(torch.isnan(got) & torch.isnan(want))
     wrong = ~(same | both_nan)
@@ -78,7 +78,7 @@ def assert_bitwise(
         texts = [f"{_value(t, at)!r} (0x{_hex(t, at)})" for t in (got, want)]
         raise AssertionError(
             f"{_count(wrong)} entries differ in bits; first at row {at[0]}, column {at[1]}: "
-            f"got {texts[0]}, wanted {texts[1]}{_replay(replay)}"
+            f"got {texts[0]}, wanted {texts[1]}{replay_line(replay)}"
         )
 
 
@@ -107,7 +107,7 @@ def assert_within(
         raise AssertionError(
             f"{_count(wrong)} entries are out of bounds; worst at row {at[0]}, column {at[1]}: "
             f"got {_value(tensor, at)!r}, wanted {float(want[at])!r} within {tolerance[at]:.6g}"
-            f"{_replay(replay)}"
+            f"{replay_line(replay)}"
         )
 
 
@@ -167,7 +167,9 @@ def _words(tensor: Tensor) -> I64:
 
 def _assert_shapes(got: Tensor, want: tuple[int, ...], replay: object) -> None:
     if tuple(got.shape) != tuple(want):
-        raise AssertionError(f"got shape {tuple(got.shape)}, wanted {tuple(want)}{_replay(replay)}")
+        raise AssertionError(
+            f"got shape {tuple(got.shape)}, wanted {tuple(want)}{replay_line(replay)}"
+        )
 
 
 def _first(mask: Bool) -> tuple[int, int]:
@@ -189,5 +191,5 @@ def _hex(tensor: Tensor, at: tuple[int, int]) -> str:
     return f"{word & (1 << 4 * digits) - 1:0{digits}x}"
 
 
-def _replay(replay: object) -> str:
+def replay_line(replay: object) -> str:
     return f"\nreplay: {replay}" if str(replay) else ""

@@ -13,16 +13,18 @@ ARGS ?=
 CSRC = $(shell find csrc -type f \( -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.hpp' -o -name '*.cpp' \) 2>/dev/null)
 CLI = -m mqa
 
-.PHONY: demo test test-gpu test-deep lint bench docs format clean help
+.PHONY: demo test test-gpu test-deep lint bench docs performance format clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'demo       a first look, on any machine'
-	@echo 'test       lint and the CPU tests, with coverage'
-	@echo 'test-deep  the same tests with more examples, and the slow ones'
-	@echo 'test-gpu   the tests that need a GPU, with PYTHON=$(PYTHON)'
-	@echo 'bench      mqa bench $$ARGS, with PYTHON=$(PYTHON)'
-	@echo 'lint format docs clean'
+	@echo 'demo         a first look, on any machine'
+	@echo 'test         lint and the CPU tests, with coverage; compiles kernels, needs no GPU'
+	@echo 'test-deep    the same tests with more examples, and the slow ones'
+	@echo 'test-gpu     the tests that need a GPU, with PYTHON=$(PYTHON)'
+	@echo 'bench        mqa bench $$ARGS, with PYTHON=$(PYTHON)'
+	@echo 'docs         docs/api.md from signatures and docstrings'
+	@echo 'performance  docs/performance.md from the reports in docs/benchmarks'
+	@echo 'lint format clean'
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -62,6 +64,9 @@ bench: $(if $(shell $(PYTHON) -c 'import torch' 2>/dev/null && echo yes),,$(STAM
 
 docs: $(STAMP)
 	$(PY) tools/generate_docs.py
+
+performance: $(STAMP)
+	$(PY) tools/generate_performance.py
 
 clean:
 	rm -rf build dist .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis

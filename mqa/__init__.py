@@ -8,10 +8,16 @@
 import importlib
 from types import ModuleType
 
-from mqa import formats
+from mqa import cuda, formats
 from mqa.backends import BackendStatus, Support, backends
 from mqa.devices import get_num_sms, get_pdl, set_num_sms, set_pdl
-from mqa.errors import BackendUnavailableError, FallbackWarning
+from mqa.errors import (
+    BackendUnavailableError,
+    CacheWarning,
+    CompileError,
+    CompilerUnavailableError,
+    FallbackWarning,
+)
 from mqa.ops import (
     fp8_fp4_mqa_logits,
     fp8_fp4_paged_mqa_logits,
@@ -28,9 +34,13 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendStatus",
     "BackendUnavailableError",
+    "CacheWarning",
+    "CompileError",
+    "CompilerUnavailableError",
     "FallbackWarning",
     "Support",
     "backends",
+    "cuda",
     "formats",
     "fp8_fp4_mqa_logits",
     "fp8_fp4_paged_mqa_logits",

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 from mqa import arguments, config
+from mqa.cuda.sm90 import SM90
 from mqa.errors import BackendUnavailableError, FallbackWarning
+from mqa.prepared import Launch
 from mqa.problem import Format, Problem
-from mqa.reference import blockwise
+from mqa.reference import blockwise, schedule
 from mqa.reference import paged as reference_paged
 from mqa.validate import DenseCall, PagedCall
 
@@ -48,7 +50,22 @@ class Backend(Protocol):
 
     def dense(self, call: DenseCall, out: Tensor) -> None: ...
 
+    def prepare(self, call: DenseCall, out: Tensor) -> Launch | None:
+        """A launch of calls like `call`, whose tensors may lie elsewhere; None if there is none."""
+        ...
+
     def paged(self, call: PagedCall, out: Tensor) -> None: ...
+
+    def dense_metadata(
+        self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
+    ) -> None:
+        """Write the cut points int32 [M + 1, 2] of `mqa.reference.schedule` to `out`. Called only
+        where `schedules_on` says yes."""
+        ...
+
+    def schedules_on(self, device: torch.device) -> bool:
+        """Whether `dense_metadata` works on this device."""
+        ...
 
     def accumulator(self, format: Format) -> str:
         """How a dot product of that format is summed: a name in `mqa.testing.accumulators`."""
@@ -87,6 +104,9 @@ class Reference:
             memory=config.reference_bytes(),
         )
 
+    def prepare(self, call: DenseCall, out: Tensor) -> Launch | None:
+        return None
+
     def paged(self, call: PagedCall, out: Tensor) -> None:
         reference_paged.paged(
             out,
@@ -102,6 +122,15 @@ class Reference:
             memory=config.reference_bytes(),
         )
 
+    def dense_metadata(
+        self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
+    ) -> None:
+        parts = out.shape[0] - 1
+        out.copy_(schedule.dense_metadata(start, end, num_kv_tokens, num_heads, parts))
+
+    def schedules_on(self, device: torch.device) -> bool:
+        return True
+
     def accumulator(self, format: Format) -> str:
         return "FLOAT32"
 
@@ -110,7 +139,7 @@ class Reference:
 
 
 REFERENCE = Reference()
-BACKENDS: tuple[Backend, ...] = (REFERENCE,)
+BACKENDS: tuple[Backend, ...] = (SM90, REFERENCE)
 """Best first."""
 
 
@@ -177,6 +206,11 @@ def choose(problem: Problem, device: torch.device, name: str | None = None) -> B
     raise BackendUnavailableError(explain(problem, device))
 
 
+def scheduler(device: torch.device) -> Backend:
+    """The first backend that computes schedules on `device`. All give the same bits."""
+    return next(backend for backend in BACKENDS if backend.schedules_on(device))
+
+
 def explain(problem: Problem, device: torch.device, asked: str | None = None) -> str:
     """Who can run `problem` on `device` and why the others cannot, a line each."""
     lines = [f"{problem} on {device}"]
@@ -221,7 +255,7 @@ def _fall_back(problem: Problem, device: torch.device) -> None:
         return
     faster = [b for b in BACKENDS if b.by_default and b is not REFERENCE]
     reasons = [f"{b.name}: {why}" for b in faster for why in _reasons(b, problem, device)]
-    why = "; ".join(reasons) or "this version has no CUDA backend"
+    why = "; ".join(reasons)
     if policy == "error":
         raise BackendUnavailableError(
             f"MQA_FALLBACK=error, and only the reference can run {problem} on {device}: {why}"

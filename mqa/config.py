@@ -8,12 +8,15 @@ Variables are read once, at first use, so that they can be set after `import mqa
 | `MQA_FALLBACK` | `warn` (default), `error` or `silent`: the reference would run on a GPU |
 | `MQA_DEBUG` | `1`: check the values of GPU tensors too (synchronises) |
 | `MQA_REFERENCE_BYTES` | extra bytes that the reference may use on a CPU, default 64 MiB |
+| `MQA_CACHE_DIR` | directory of compiled kernels, default `$XDG_CACHE_HOME/mqa` or `~/.cache/mqa` |
+| `MQA_CACHE_PATH` | directories of compiled kernels that are only read, and read first |
 """
 
 from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 
 _MIB = 1 << 20
 _FALLBACKS = ("warn", "error", "silent")
@@ -51,7 +54,47 @@ def reference_bytes() -> int:
     return int(text)
 
 
+@functools.cache
+def cache_dir() -> Path | None:
+    """Where compiled kernels are written; None where nothing is set and there is no home."""
+    chosen = os.environ.get("MQA_CACHE_DIR")
+    if chosen:
+        return Path(chosen).absolute()
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(caches):  # The specification says to ignore a relative one.
+        return Path(caches) / "mqa"
+    try:
+        return Path.home() / ".cache/mqa"
+    except RuntimeError:
+        return None
+
+
+@functools.cache
+def cache_path() -> tuple[Path, ...]:
+    """Where compiled kernels are looked for first, and never written."""
+    names = os.environ.get("MQA_CACHE_PATH", "").split(os.pathsep)
+    return tuple(Path(name).absolute() for name in names if name)
+
+
+@functools.cache
+def cuda_homes() -> tuple[Path, ...]:
+    """CUDA toolkits that the environment names, in the variables that toolkits go by."""
+    names = (os.environ.get(variable) for variable in ("CUDA_HOME", "CUDA_PATH"))
+    return tuple(Path(name) for name in names if name)
+
+
+_version = 0
+
+
+def version() -> int:
+    """Changes whenever settings may have changed."""
+    return _version
+
+
 def reload() -> None:
     """Forget what was read, so that the next use reads the environment again."""
-    for read in (backend_name, fallback, debug, reference_bytes):
+    global _version
+    _version += 1
+    settings = (backend_name, fallback, debug, reference_bytes, cache_dir, cache_path, cuda_homes)
+    for read in settings:
         read.cache_clear()

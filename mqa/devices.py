@@ -8,6 +8,12 @@ from mqa import arguments
 
 _num_sms: dict[torch.device, int] = {}
 _pdl: dict[torch.device, bool] = {}
+_version = 0
+
+
+def version() -> int:
+    """Changes whenever a setting of a device may have changed."""
+    return _version
 
 
 def get_num_sms(device: torch.device | str | int | None = None) -> int:
@@ -34,6 +40,7 @@ def set_num_sms(num_sms: int, device: torch.device | str | int | None = None) ->
     if num_sms < 1:
         raise ValueError(f"set_num_sms: num_sms={num_sms}, expected at least 1")
     _num_sms[_resolve(device)] = num_sms
+    _changed()
 
 
 def get_pdl(device: torch.device | str | int | None = None) -> bool:
@@ -46,6 +53,12 @@ def set_pdl(flag: bool, device: torch.device | str | int | None = None) -> None:
     if not isinstance(flag, bool):
         raise TypeError(f"set_pdl: flag={flag!r}, expected a bool")
     _pdl[_resolve(device)] = flag
+    _changed()
+
+
+def _changed() -> None:
+    global _version
+    _version += 1
 
 
 def _resolve(device: torch.device | str | int | None) -> torch.device:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mqa import arguments, devices, library, rules, run, validate
+from mqa import arguments, devices, library, prepared, rules, run, validate
 from mqa.backends import Support, choose, support
 from mqa.problem import Format
 from mqa.validate import Query
@@ -71,6 +71,9 @@ def fp8_fp4_mqa_logits(
         logits_dtype,
         schedule_meta,
     )
+    done = prepared.dense(q, kv, *rest, backend, out)
+    if done is not None:
+        return done
     if not _traced(q, kv, cu_seq_len_k_start, cu_seq_len_k_end, weights, out):
         return run.dense(q, kv, *rest, backend, out)
     rules.flag(clean_logits)
@@ -323,16 +326,14 @@ def _traced(*values: object) -> bool:
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or any(map(_special, values))
+        or any([_special(value) for value in values])  # a list: this is on every call's way
     )
 
 
 def _special(value: object) -> bool:
-    if isinstance(value, tuple | list):
-        return any(map(_special, value))
-    if not isinstance(value, Tensor):
-        return False
-    return type(value) not in (Tensor, torch.nn.Parameter) or value.is_meta
+    if isinstance(value, Tensor):
+        return type(value) not in (Tensor, torch.nn.Parameter) or value.is_meta
+    return isinstance(value, tuple | list) and any([_special(part) for part in value])
 
 
 def _device(device: torch.device | str | None) -> torch.device:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mqa import validate
-from mqa.backends import check_name, choose
+from mqa import prepared, rules, validate
+from mqa.backends import check_name, choose, scheduler
 from mqa.reference import schedule
 
 ROW_BYTES = 1024
@@ -27,13 +27,18 @@ def dense(
     out: Tensor | None,
 ) -> Tensor:
     check_name(backend)
-    options = (clean, max_seqlen_k, dtype, schedule_meta, out)
-    call = validate.dense(q, kv, weights, start, end, *options)
+    tensors = (q, kv, weights, start, end)
+    options = (clean, max_seqlen_k, dtype, schedule_meta)
+    call = validate.dense(*tensors, *options, out)
     chosen = choose(call.problem, call.q.device, backend)
+    given, settings = out, prepared.settings()
     if out is None:
         out = new_result(call.q, call.problem.rows, call.problem.width, dtype)
     if out.numel():
         chosen.dense(call, out)
+        launch = chosen.prepare(call, out)
+        if launch is not None and settings == prepared.settings():
+            prepared.keep(*tensors, *options, backend, given, launch, out)
     return out
 
 
@@ -74,8 +79,11 @@ def dense_metadata(
 ) -> Tensor:
     validate.dense_metadata(start, end, num_kv_tokens, num_heads)
     validate.metadata_out(out, num_sms, start.device)
-    cuts = schedule.dense_metadata(start, end, num_kv_tokens, num_heads, num_sms)
-    return cuts if out is None else out.copy_(cuts)
+    rules.no_overlap(out, {"cu_seq_len_k_start": start, "cu_seq_len_k_end": end})
+    if out is None:
+        out = start.new_empty((num_sms + 1, 2))
+    scheduler(start.device).dense_metadata(start, end, num_kv_tokens, num_heads, out)
+    return out
 
 
 def paged_metadata(
@@ -83,5 +91,6 @@ def paged_metadata(
 ) -> Tensor:
     validate.paged_metadata(context_lens, block_kv, num_sms, indices)
     validate.metadata_out(out, num_sms, context_lens.device)
+    rules.no_overlap(out, {"context_lens": context_lens, "indices": indices})
     cuts = schedule.paged_metadata(context_lens, num_sms, indices)
     return cuts if out is None else out.copy_(cuts)

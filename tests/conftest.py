@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ _COMMON = {
 settings.register_profile("ci", max_examples=40, derandomize=True, **_COMMON)
 settings.register_profile("deep", max_examples=1500, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+_CACHE_DIR = "MQA_CACHE_DIR"
+_MOST_FILES = 1000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,11 +37,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _kernel_cache(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Kernels that tests compile are kept between runs, in a folder that `make clean` removes; of
+    this run alone where the checkout cannot be written. The user's own cache stays as it is."""
+    folder = request.config.rootpath / ".pytest_cache" / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        for path in sorted(folder.iterdir(), key=os.path.getmtime)[:-_MOST_FILES]:
+            path.unlink(missing_ok=True)  # Sources that were edited leave what nobody asks for.
+    except OSError:
+        folder = tmp_path_factory.mktemp("kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_CACHE_DIR, str(folder))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _fresh_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No test sees an environment variable of ours, or what another test set."""
+    """No test sees an environment variable of ours but the cache of this run, or what another
+    test set."""
     for name in os.environ:
-        if name.startswith("MQA_"):
+        if name.startswith("MQA_") and name != _CACHE_DIR:
             monkeypatch.delenv(name)
     config.reload()
     yield
@@ -88,8 +111,13 @@ def no_host_reads() -> Callable[[], contextlib.AbstractContextManager[None]]:
     return _no_host_reads
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "reference"))]
+)
 def device(request: pytest.FixtureRequest, setenv: Callable[[str, str], None]) -> torch.device:
-    """Where tensors live. On a GPU the reference is what these tests mean to run."""
+    """Where tensors live: on a CPU, on a GPU with the best backend that can, there with the
+    reference."""
     setenv("MQA_FALLBACK", "silent")
-    return torch.device(request.param)
+    if request.param == "reference":
+        setenv("MQA_BACKEND", "reference")
+    return torch.device("cpu" if request.param == "cpu" else "cuda")

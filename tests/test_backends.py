@@ -42,8 +42,17 @@ class Picky:
     def dense(self, _call: object, out: Tensor) -> None:
         out.fill_(7)
 
+    def prepare(self, _call: object, _out: Tensor) -> None:
+        return None
+
     def paged(self, _call: object, out: Tensor) -> None:
         out.fill_(8)
+
+    def dense_metadata(self, *_: object) -> None:
+        _[-1].fill_(9)
+
+    def schedules_on(self, device: torch.device) -> bool:
+        return device.type == "cpu" and self.heads == 4
 
     def warmup(self, problem: Problem, _device: torch.device) -> tuple[str, ...]:
         return (f"picky_{problem.H}",)
@@ -127,10 +136,21 @@ def test_supports_says_who_and_why_not(backend_list: BackendList) -> None:
     assert mqa.supports(64, 128, "fp8", device="cuda").backend == "picky"
 
 
+def test_the_first_backend_that_can_computes_schedules(backend_list: BackendList) -> None:
+    rows = torch.zeros(3, dtype=torch.int32)
+    backend_list(Picky(heads=4), Picky(heads=8))
+    assert (mqa.get_mqa_logits_metadata(rows, rows, 40, 8) == 9).all()
+    backend_list(Picky(heads=8))
+    assert mqa.get_mqa_logits_metadata(rows, rows, 40, 8).tolist() == [[0, 0], [1, 0]]
+
+
 def test_backends_lists_all_with_reasons(backend_list: BackendList) -> None:
-    assert mqa.backends() == (mqa.BackendStatus("reference", True, ""),)
+    assert [status.name for status in mqa.backends()] == ["sm90", "reference"]
     backend_list(Picky())
-    assert mqa.backends()[0] == mqa.BackendStatus("picky", False, "needs a GPU of the future")
+    assert mqa.backends() == (
+        mqa.BackendStatus("picky", False, "needs a GPU of the future"),
+        mqa.BackendStatus("reference", True, ""),
+    )
 
 
 def test_the_choice_depends_on_facts_alone(backend_list: BackendList) -> None:
@@ -166,7 +186,7 @@ def test_falling_back_can_be_silent_or_an_error(setenv: SetEnv) -> None:
         warnings.simplefilter("error")
         module.choose(parse(LINE), GPU)
     setenv("MQA_FALLBACK", "error")
-    with pytest.raises(mqa.BackendUnavailableError, match="no CUDA backend"):
+    with pytest.raises(mqa.BackendUnavailableError, match="sm90: H=4 is not one of 8, 16"):
         module.choose(parse(LINE), GPU)
     assert module.choose(parse(LINE), CPU).name == "reference"
     assert module.choose(parse(LINE), GPU, "reference").name == "reference"
@@ -211,6 +231,7 @@ def test_importing_needs_no_gpu_and_no_optional_package() -> None:
         "for name in ('hypothesis', 'typer', 'rich', 'matplotlib', 'cuda'):\n"
         "    sys.modules[name] = None\n"
         "import mqa, mqa.testing\n"
+        "assert callable(mqa.cuda.make_tma_descriptor)\n"
         "import torch; assert not torch.cuda.is_initialized()"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)

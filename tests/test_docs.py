@@ -107,7 +107,7 @@ def test_api_page_is_up_to_date() -> None:
 
 def test_api_page_has_every_public_name() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    for module in (mqa, mqa.formats, mqa.testing):
+    for module in (mqa, mqa.formats, mqa.cuda, mqa.testing):
         for name in module.__all__:
             assert re.search(rf"^##.* {module.__name__}\.{name}\b", page, re.MULTILINE), name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,8 @@ Guard = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 @pytest.fixture(autouse=True)
-def _silent(setenv: SetEnv) -> None:
-    setenv("MQA_FALLBACK", "silent")
+def _reference(setenv: SetEnv) -> None:
+    setenv("MQA_BACKEND", "reference")
 
 
 def run(case: Case, guard: Guard, **options: Any) -> Tensor:
@@ -371,12 +372,25 @@ def test_sms_of_a_device() -> None:
     mqa.set_num_sms(count)
 
 
-def test_the_fallback_warns_on_a_gpu(setenv: SetEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
-
+@pytest.fixture
+def _choice_by_default(setenv: SetEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No backend is named, and nobody was warned yet."""
     monkeypatch.setattr(importlib.import_module("mqa.backends"), "_warned", set())
+    setenv("MQA_BACKEND", "")
     setenv("MQA_FALLBACK", "warn")
+
+
+@pytest.mark.usefixtures("_choice_by_default")
+def test_the_fallback_warns_on_a_gpu() -> None:
     case = make_case(parse("dense fp8 S=9 N=300 H=4 D=32"), CUDA)
-    with pytest.warns(mqa.FallbackWarning, match="no CUDA backend"):
+    with pytest.warns(mqa.FallbackWarning, match="sm90: H=4 is not one of 8, 16, 32, 64, 128"):
+        case.run()
+    case.run()
+
+
+@pytest.mark.usefixtures("_choice_by_default")
+def test_paged_calls_fall_back_and_say_why() -> None:
+    case = make_case(parse("paged fp8 B=2 next_n=1 H=64 D=128 P=64 blocks=9 columns=3 L=99"), CUDA)
+    with pytest.warns(mqa.FallbackWarning, match="sm90: paged calls are not among its kernels"):
         case.run()
     case.run()

@@ -45,6 +45,7 @@ def render() -> str:
     for title, module in (
         ("mqa", mqa),
         ("mqa.formats", mqa.formats),
+        ("mqa.cuda", mqa.cuda),
         ("mqa.testing", mqa.testing),
     ):
         parts += [f"## {title}\n", _module_text(module), *_members(module)]

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import mqa
-from mqa.cli import INTERRUPTED, bench, check, demo, doctor, explain
+from mqa.cli import INTERRUPTED, bench, check, compile, demo, doctor, explain
 from mqa.cli.console import Stop, one_line, print_whole, standard_error, standard_output
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -78,6 +78,7 @@ def _root(
     mqa check                         does every backend compute what it should
     mqa explain "dense fp8 S=..."     who would run this call, and why not the others
     mqa bench                         how fast, against what people use today
+    mqa compile --arch sm_90a         compile kernels ahead of their first call
     """
     if context.invoked_subcommand is None:
         print_whole(standard_output(), context.get_help())
@@ -88,3 +89,4 @@ app.command("doctor")(doctor.doctor)
 app.command("check")(check.check)
 app.command("explain")(explain.explain)
 app.command("bench")(bench.bench)
+app.command("compile")(compile.compile)

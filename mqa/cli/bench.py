@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from mqa.cli import machine
+from mqa.cli.bench_gpu import GPU_SUITES, Options, run_suite
 from mqa.cli.console import (
     Stop,
     one_line,
@@ -36,6 +37,8 @@ SUITES = {
         "paged fp8 B=8 next_n=1 H=64 D=128 P=64 blocks=1024 columns=128 L=8192 clean=1",
     )
 }
+_NAMES = (*SUITES, *GPU_SUITES)
+_ROUNDS = 10
 _MIB = 1 << 20
 _BUSY = 0.25
 """Load per core at the start from which the numbers deserve a warning."""
@@ -94,11 +97,15 @@ def bench(
     problems: Annotated[
         list[str] | None, typer.Argument(help="Problem lines; without any, a suite is run.")
     ] = None,
-    suite: Annotated[str, typer.Option(help=f"{', '.join(SUITES)}.")] = "cpu",
+    suite: Annotated[str, typer.Option(help=f"{', '.join(_NAMES)}.")] = "cpu",
     json: Annotated[Path | None, typer.Option(help="JSON file for all numbers.")] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG file for the ratios.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved pairs per comparison.")] = 10,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Interleaved pairs per comparison (10; on a GPU 40).")
+    ] = None,
     memory: Annotated[bool, typer.Option(help="Measure peak memory, in fresh processes.")] = True,
+    only: Annotated[str | None, typer.Option(help="Regular expression: these GPU rows.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="GPU: 10 pairs, no long rows.")] = False,
 ) -> None:
     """Time calls on the CPU against the usual einsum fallback and against float32 sgemm.
 
@@ -110,13 +117,23 @@ def bench(
     Runs alternate with ours in one process; a ratio is the other's time over ours, the median of
     the pairs with a 5-95 % interval. Memory is what a fresh process grows by in one call.
 
+    Two suites run on a GPU, see docs/performance.md: hopper times CUDA graphs against DeepGEMM and
+    against other calls of ours, host the cost of a call on the host.
+
     \b
     Examples:
       mqa bench --json bench.json --plot bench.png
       mqa bench "dense mxfp8 S=16 N=32768 H=32 D=128" --rounds 20
+      mqa bench --suite hopper --only "main: 2048" --json hopper.json
     """
-    if suite not in SUITES:
-        raise Stop(f"--suite {suite!r}: expected one of {', '.join(SUITES)}")
+    if suite not in _NAMES:
+        raise Stop(f"--suite {suite!r}: expected one of {', '.join(_NAMES)}")
+    if suite in GPU_SUITES:
+        if problems:
+            raise Stop(f"--suite {suite} takes no problem lines")
+        return run_suite(Options(suite, only, rounds, quick, json, plot))
+    if only is not None or quick:
+        raise Stop(f"--only and --quick are for --suite {' and '.join(GPU_SUITES)}")
     if plot is not None:
         require_matplotlib()
     chosen = parse_problems(problems or SUITES[suite])
@@ -125,6 +142,7 @@ def bench(
     out, load = standard_output(), machine.load()
     if load is not None and load > _BUSY * machine.usable_cores():
         print_whole(out, f"note: other work runs here (load {load:.1f}); numbers may be far off")
+    rounds = rounds or _ROUNDS
     measured = _run(chosen, rounds, memory=memory)
     out.print(_table(measured))
     rows = [one.as_json() for one in measured]

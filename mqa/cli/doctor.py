@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from rich.text import Text
 import mqa
 from mqa import config
 from mqa.cli import machine
-from mqa.cli.console import print_whole, standard_output
+from mqa.cli.console import one_line, print_whole, standard_output
+from mqa.cuda import compiler
 
 Row = tuple[str, str]
 _TOOLCHAIN = (
@@ -27,14 +29,14 @@ _TOOLCHAIN = (
     "nvidia-cuda-nvrtc",
     "nvidia-cuda-runtime",
     "nvidia-cuda-cccl",
-    "nvidia-cutlass",
 )
-_INSTALL_TOOLCHAIN = 'pip install "mqa-logits[cuda]"'
 _VARIABLES: tuple[tuple[str, Callable[[], object]], ...] = (
     ("MQA_BACKEND", config.backend_name),
     ("MQA_FALLBACK", config.fallback),
     ("MQA_DEBUG", config.debug),
     ("MQA_REFERENCE_BYTES", config.reference_bytes),
+    ("MQA_CACHE_DIR", config.cache_dir),
+    ("MQA_CACHE_PATH", lambda: os.pathsep.join(map(str, config.cache_path())) or None),
 )
 
 
@@ -52,6 +54,7 @@ def doctor() -> None:
     _section(out, "machine", _machine_rows())
     _section(out, "software", _software_rows())
     _section(out, "CUDA toolchain", _toolchain_rows())
+    _section(out, "compiled kernels", _cache_rows())
     _section(out, "backends, best first", _backend_rows())
     _section(out, "variables", _variable_rows())
     problems = [*collisions(), *_bad_variables()]
@@ -113,12 +116,40 @@ def _software_rows() -> Iterator[Row]:
 
 
 def _toolchain_rows() -> Iterator[Row]:
-    versions = {name: machine.installed(name) for name in _TOOLCHAIN}
-    for name, version in versions.items():
-        yield name, version or "not installed"
+    for name in _TOOLCHAIN:
+        yield name, machine.installed(name) or "not installed"
     yield "nvcc", shutil.which("nvcc") or "not on PATH (not needed)"
-    if None in versions.values():
-        yield "to compile kernels", _INSTALL_TOOLCHAIN
+    missing = compiler.unavailable()
+    yield "compiler", _release(compiler.identity()) if missing is None else one_line(missing)
+
+
+def _release(identity: str) -> str:
+    """The line of NVRTC's identity that people know it by."""
+    found = re.search(r"release .*", identity)
+    return f"NVRTC, {found[0]}" if found else "NVRTC"
+
+
+def _cache_rows() -> Iterator[Row]:
+    for folder in config.cache_path():
+        yield "read first", f"{folder}: {_contents(folder)}"
+    own = config.cache_dir()
+    if own is None:
+        yield "read and written", "none: no home directory, and MQA_CACHE_DIR is not set"
+    else:
+        yield "read and written", f"{own}: {_contents(own)}, {_access(own)}"
+
+
+def _contents(folder: Path) -> str:
+    sizes = [path.stat().st_size for path in folder.glob("*.bin")]
+    return f"{len(sizes)} compiled, {sum(sizes) / 2**20:.1f} MiB"
+
+
+def _access(folder: Path) -> str:
+    """Whether kernels can be written there; a folder that is missing will be made."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return "writable"
+    return f"not writable: kernels are compiled anew in each process ({existing})"
 
 
 def _backend_rows() -> Iterator[Row]:

@@ -23,7 +23,6 @@ _PACKAGES = (
     "nvidia-cuda-nvrtc",
     "nvidia-cuda-runtime",
     "nvidia-cuda-cccl",
-    "nvidia-cutlass",
 )
 
 

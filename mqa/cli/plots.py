@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from mqa.cli.gpu.rows import GROUPS
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -19,6 +21,8 @@ _COLUMNS = 1024
 _GREY = "#b8b8b8"
 _INK = "#222222"
 _ERROR_FLOOR = 1e-3
+_LOG_FROM = 4.0
+"""Ratios beyond this are drawn on a logarithmic axis."""
 
 Array = npt.NDArray[np.float64]
 
@@ -88,7 +92,58 @@ def draw_ratios(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     _save(figure, path)
 
 
-def _canvas(rows: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+def draw_groups(path: Path, report: Mapping[str, Any], mark: str = "") -> None:
+    """A PNG of a GPU report: for each row against the peer, the peer's time over ours.
+
+    A panel a group, bars with their 5-95 % range and a line where both are equal. Long ratios get
+    a logarithmic axis. `mark` goes into the file's metadata. Raises ValueError if no such row was
+    measured.
+    """
+    rows = [row for row in report["rows"] if row.get("other", {}).get("who") == "peer"]
+    groups = [[row for row in rows if row["group"] == name] for name in GROUPS]
+    groups = [group for group in groups if group]
+    if not groups:
+        raise ValueError("no row of this report was measured against a peer")
+    heights = [1.2 + 0.36 * len(group) for group in groups]
+    figure, axes = _canvas(len(groups), (10, 0.8 + sum(heights)), heights, sharex=False)
+    for axis, group in zip(axes, groups, strict=True):
+        _bars(axis, group)
+        axis.set_title(GROUPS[group[0]["group"]], loc="left", fontsize=11)
+    peer = " ".join(filter(None, (report["peer"]["name"], report["peer"]["version"])))
+    axes[-1].set_xlabel(f"time of {peer} / time of mqa (right of the line: mqa is faster)")
+    figure.suptitle(f"mqa against {peer} on {report['machine']['gpus'][0]['name']}: medians of "
+                    "interleaved graph replays, 5–95 % range", fontweight="bold")  # fmt: skip
+    _save(figure, path, mark)
+
+
+def _bars(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    ratios = [row["ratio"] for row in rows]
+    medians = np.array([ratio["median"] for ratio in ratios])
+    low = medians - [ratio["low"] for ratio in ratios]
+    high = [ratio["high"] for ratio in ratios] - medians
+    base = 0.0
+    if medians.max() > _LOG_FROM:
+        axis.set_xscale("log")
+        base = min(0.5, 0.8 * medians.min())
+        axis.xaxis.set_major_formatter("{x:g}")
+    bars = axis.barh(range(len(rows)), medians - base, 0.75, left=base, xerr=(low, high),
+                     color="#3b528b", ecolor=_INK, capsize=2)  # fmt: skip
+    texts = [f"{median:.{1 if median >= 10 else 2}f}×" for median in medians]
+    axis.bar_label(bars, labels=texts, padding=8, bbox={"color": "white", "pad": 0.5})
+    axis.axvline(1, color="#c0392b", linewidth=1.2, linestyle="--")
+    axis.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    axis.invert_yaxis()
+    axis.margins(x=0.12)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _canvas(
+    rows: int,
+    size: tuple[float, float],
+    heights: Sequence[float] | None = None,
+    *,
+    sharex: bool = True,
+) -> tuple[Figure, list[Axes]]:
     """A figure without pyplot: no global state, no window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -96,12 +151,12 @@ def _canvas(rows: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     figure.get_layout_engine().set(h_pad=0.08)  # type: ignore[union-attr, call-arg]
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, 1, sharex=True, squeeze=False)
+    grid = figure.subplots(rows, 1, sharex=sharex, squeeze=False, height_ratios=heights)
     return figure, list(grid[:, 0])
 
 
-def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=150, format="png")
+def _save(figure: Figure, path: Path, mark: str = "") -> None:
+    figure.savefig(path, dpi=150, format="png", metadata={"Comment": mark} if mark else None)
 
 
 def _pool(values: Array, step: int) -> Array:

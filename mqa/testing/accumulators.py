@@ -16,6 +16,9 @@ from mqa.testing._codes import F64, I32
 
 _NOTHING = -2000
 """Stands for the exponent of zero: below that of every float64."""
+_FLOAT32_MIN = -126
+_LEAST_ALIGNMENT = -133
+"""Terms are never aligned to less than this exponent, measured with bfloat16 on SM90."""
 
 
 class Accumulator(Protocol):
@@ -55,11 +58,13 @@ class Float32AnyOrder:
 class FusedTruncating:
     """A tensor unit: per MMA one fused sum of `k` products and the accumulator.
 
-    All terms are aligned to the largest exponent of a term (a product's is ea + eb, as if both
-    significands were below 2 and their product not normalised), cut toward zero at `bits` fraction
-    bits, added exactly; the sum is normalised and cut toward zero to min(bits, 23) mantissa bits.
-    Zero products have no exponent. `min_exponent` is that of an operand's subnormals, which are not
-    normalised (-6 for E4M3; None where operands carry block scales).
+    All terms are aligned to the largest exponent of a term, at least to -133 (a product's is
+    ea + eb, as if both significands were below 2 and their product not normalised), cut toward
+    zero at `bits` fraction bits, added exactly; the sum is normalised and cut toward zero to
+    min(bits, 23) mantissa bits, at 2^-149 below float32's normal numbers. From 2^128 on it is
+    infinite. Zeros have no exponent, and a sum of zero is +0. `min_exponent` is that of an
+    operand's subnormals, which are not normalised (-6 for E4M3, -126 for bfloat16; None where
+    operands carry block scales); a subnormal accumulator has -126.
 
     `confirmed` says that hardware agreed bit for bit; until then `error` allows one unit of the
     last aligned bit for each of the k + 1 terms of each MMA.
@@ -70,45 +75,45 @@ class FusedTruncating:
     min_exponent: int | None = None
     confirmed: bool = False
 
-    def dots(self, q: F64, k: F64) -> F64:
-        return self._run(q, k)[0]
+    def dots(self, q: F64, k: F64, start: F64 | None = None) -> F64:
+        """The sums, added to accumulators `start` [R, K] (float32 values) if given."""
+        return self._run(q, k, start)[0]
 
     def error(self, q: F64, k: F64) -> F64:
-        return np.zeros((len(q), len(k))) if self.confirmed else self._run(q, k)[1]
+        return np.zeros((len(q), len(k))) if self.confirmed else self._run(q, k, None)[1]
 
-    def _run(self, q: F64, k: F64) -> tuple[F64, F64]:
+    def _run(self, q: F64, k: F64, start: F64 | None) -> tuple[F64, F64]:
         """The sums, and k + 1 units of the last aligned bit added up over the MMAs."""
         total, bound = np.zeros((len(q), len(k))), np.zeros((len(q), len(k)))
-        q_exponent, k_exponent = self._exponents(q), self._exponents(k)
+        if start is not None:
+            total += start
+        q_exponent, k_exponent = _exponent(q, self.min_exponent), _exponent(k, self.min_exponent)
         for first in range(0, q.shape[1], self.k):
             dims = slice(first, first + self.k)
-            largest = _exponent(total)
+            largest = _exponent(total, _FLOAT32_MIN)
             for a, b in zip(q_exponent[:, dims].T, k_exponent[:, dims].T, strict=True):
                 np.maximum(largest, a[:, None] + b[None, :], out=largest)
-            largest = np.maximum(largest, _NOTHING)
-            bound += (self.k + 1) * _power(largest - self.bits) * (largest > _NOTHING)
+            any_term = largest > _NOTHING
+            np.maximum(largest, np.int32(_LEAST_ALIGNMENT), out=largest)
+            bound += (self.k + 1) * _power(largest - self.bits) * any_term
             total = self._add(total, q[:, dims].T, k[:, dims].T, largest)
         return total, bound
 
     def _add(self, total: F64, q: F64, k: F64, largest: I32) -> F64:
         unit = _power(largest - self.bits)
         per_unit = _power(self.bits - largest)
-        units = np.trunc(total * per_unit)
-        for a, b in zip(q, k, strict=True):
-            units += np.trunc(np.multiply.outer(a, b) * per_unit)
+        with np.errstate(invalid="ignore"):  # infinities that meet are NaN
+            units = np.trunc(total * per_unit)
+            for a, b in zip(q, k, strict=True):
+                units += np.trunc(np.multiply.outer(a, b) * per_unit)
         return _cut(units * unit, min(self.bits, 23))
 
-    def _exponents(self, values: F64) -> I32:
-        exponent = _exponent(values)
-        if self.min_exponent is None:
-            return exponent
-        raised = np.maximum(exponent, np.int32(self.min_exponent))
-        return np.where(values == 0, np.int32(_NOTHING), raised)
 
-
-def _exponent(values: F64) -> I32:
-    """floor(log2 |value|), `_NOTHING` for 0."""
+def _exponent(values: F64, least: int | None = None) -> I32:
+    """floor(log2 |value|), raised to `least` if given; `_NOTHING` for 0."""
     exponent = np.asarray(np.frexp(values)[1], np.int32) - np.int32(1)
+    if least is not None:
+        np.maximum(exponent, np.int32(least), out=exponent)
     return np.where(values == 0, np.int32(_NOTHING), exponent)
 
 
@@ -119,15 +124,15 @@ def _power(exponent: I32) -> F64:
 
 
 def _cut(values: F64, mantissa_bits: int) -> F64:
-    """The values with only `mantissa_bits` bits behind the leading one, toward zero."""
-    fraction, exponent = np.frexp(values)
-    scale = 2.0 ** (mantissa_bits + 1)
-    return np.ldexp(np.trunc(fraction * scale) / scale, exponent)
+    """To float32, toward zero, with only `mantissa_bits` bits behind the leading one; +0 for 0."""
+    last = np.maximum(_exponent(values) - np.int32(mantissa_bits), np.int32(_FLOAT32_MIN - 23))
+    cut = np.trunc(values * _power(-last)) * _power(last)
+    return np.where(np.abs(cut) >= 2.0**128, np.copysign(np.inf, cut), cut) + 0.0
 
 
 EXACT = Float64()
 FLOAT32 = Float32AnyOrder()
-HOPPER_FP8 = FusedTruncating(bits=13, k=32, min_exponent=-6)
-"""E4M3 `wgmma` and FP8 `mma` on SM90. Unconfirmed: agrees with single products measured there."""
-HOPPER_BF16 = FusedTruncating(bits=25, k=16, min_exponent=-126)
-"""bfloat16 `wgmma` on SM90. Unconfirmed."""
+HOPPER_FP8 = FusedTruncating(bits=13, k=32, min_exponent=-6, confirmed=True)
+"""E4M3 `wgmma` with float32 sums on SM90, confirmed on an H200 (docs/hardware.md)."""
+HOPPER_BF16 = FusedTruncating(bits=25, k=16, min_exponent=-126, confirmed=True)
+"""bfloat16 `wgmma` on SM90, confirmed on an H200 (docs/hardware.md)."""

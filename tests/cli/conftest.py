@@ -6,19 +6,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mqa import config
 from mqa.cli.app import app
 
 BACKENDS = importlib.import_module("mqa.backends")  # mqa.backends is the public function.
-
-
-@pytest.fixture(autouse=True)
-def _fresh_settings(monkeypatch):
-    for name in ("MQA_BACKEND", "MQA_FALLBACK", "MQA_DEBUG", "MQA_REFERENCE_BYTES"):
-        monkeypatch.delenv(name, raising=False)
-    config.reload()
-    yield
-    config.reload()
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 import mqa
+from mqa import config
 from mqa.cli import doctor, machine
+from mqa.cuda import compiler
 
 ROOT = Path(mqa.__file__).resolve().parent.parent
 
@@ -42,6 +45,39 @@ def test_doctor_reports_another_distribution_named_mqa(run, monkeypatch):
     result = run("doctor")
     assert result.exit_code == 1
     assert "another distribution named mqa (3.1)" in result.stdout
+
+
+def test_doctor_shows_the_compiler_and_both_kinds_of_cache(run, monkeypatch, tmp_path):
+    own, image = tmp_path / "own", tmp_path / "image"
+    image.mkdir()
+    (image / "a.bin").write_bytes(bytes(1 << 20))
+    (image / "a.lock").touch()
+    for name, value in (("DIR", own), ("PATH", image)):
+        monkeypatch.setenv(f"MQA_CACHE_{name}", str(value))
+    monkeypatch.setenv("COLUMNS", "300")
+    result = run("doctor")
+    assert result.exit_code == 0, result.output
+    assert "NVRTC, release 13." in result.stdout
+    assert f"{image}: 1 compiled, 1.0 MiB" in result.stdout
+    assert f"{own}: 0 compiled, 0.0 MiB, writable" in result.stdout
+    assert not own.exists()
+    assert f"{image} (set)" in result.stdout
+
+
+def test_doctor_says_why_kernels_are_not_kept(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MQA_CACHE_DIR", str(tmp_path / "file" / "deeper"))
+    ((_, where),) = doctor._cache_rows()
+    assert where.endswith(f"compiled anew in each process ({tmp_path / 'file'})")
+    monkeypatch.setattr(config, "cache_dir", functools.cache(lambda: None))
+    assert list(doctor._cache_rows()) == [
+        ("read and written", "none: no home directory, and MQA_CACHE_DIR is not set")
+    ]
+
+
+def test_doctor_says_in_a_line_what_the_compiler_lacks(monkeypatch):
+    monkeypatch.setattr(compiler, "unavailable", lambda: "no headers, looked in\n  /usr\nget them")
+    assert ("compiler", "no headers, looked in; /usr; get them") in list(doctor._toolchain_rows())
 
 
 class _Installed:

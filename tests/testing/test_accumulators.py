@@ -17,29 +17,30 @@ def one_dot(model: FusedTruncating, products: dict[int, float], dims: int = 64) 
     return float(model.dots(q, k)[0, 0])
 
 
-def fused_loop(model: FusedTruncating, q: np.ndarray, k: np.ndarray) -> float:
+def fused_loop(model: FusedTruncating, q: np.ndarray, k: np.ndarray, start: float = 0.0) -> float:
     """The model as its docstring says it, one dot at a time, in Fractions."""
 
-    def exponent(value: float) -> int:
-        low = model.min_exponent if model.min_exponent is not None else -(10**6)
-        return max(int(np.frexp(value)[1]) - 1, low)
+    def exponent(value: float, low: int | None) -> int:
+        return max(int(np.frexp(value)[1]) - 1, low if low is not None else -(10**6))
 
     def cut(value: Fraction, unit: Fraction) -> Fraction:
         return Fraction(int(value / unit)) * unit  # int() cuts toward zero
 
-    total = Fraction(0)
+    low, total = model.min_exponent, Fraction(start)
     for first in range(0, len(q), model.k):
         pairs = [(a, b) for a, b in zip(q, k, strict=True)][first : first + model.k]
-        terms = [(Fraction(a) * Fraction(b), exponent(a) + exponent(b)) for a, b in pairs if a * b]
+        terms = [
+            (Fraction(a) * Fraction(b), exponent(a, low) + exponent(b, low))
+            for a, b in pairs
+            if a and b
+        ]
         if total:
-            terms.append((total, int(np.frexp(float(total))[1]) - 1))
-        if not terms:
-            continue
-        unit = Fraction(2) ** (max(e for _, e in terms) - model.bits)
+            terms.append((total, exponent(float(total), -126)))
+        unit = Fraction(2) ** (max([-133, *(e for _, e in terms)]) - model.bits)
         total = sum((cut(value, unit) for value, _ in terms), Fraction(0))
         if total:
             last = int(np.frexp(float(total))[1]) - 1 - min(model.bits, 23)
-            total = cut(total, Fraction(2) ** last)
+            total = cut(total, Fraction(2) ** max(last, -149))
     return float(total)
 
 
@@ -66,22 +67,62 @@ def test_fused_model_equals_its_loop_on_random_finite_e4m3(model: FusedTruncatin
     draw = np.random.default_rng(3)
     q, k = draw.choice(FINITE, (6, 96)), draw.choice(FINITE, (7, 96))
     q[0], k[1, 32:64] = 0, 0
-    got = model.dots(q, k)
+    start = (draw.standard_normal((6, 7)) * 1000).astype(np.float32).astype(np.float64)
+    got, on_top = model.dots(q, k), model.dots(q, k, start)
     for row in range(6):
         for key in range(7):
             assert got[row, key] == fused_loop(model, q[row], k[key])
+            assert on_top[row, key] == fused_loop(model, q[row], k[key], start[row, key])
+
+
+@pytest.mark.parametrize("exponent", [-60, -64, -68, -72, -74])
+def test_fused_model_equals_its_loop_below_the_normal_numbers(exponent: int) -> None:
+    draw = np.random.default_rng(-exponent)
+    q, k = draw.integers(-255, 256, (2, 8, 48)) * 2.0 ** draw.integers(-7, 1, (2, 8, 48))
+    q, k = q * 2.0 ** (exponent - 7), k * 2.0 ** (exponent - 7)
+    got = HOPPER_BF16.dots(q, k)
+    assert 0 < np.abs(got).max() < 2.0**-109
+    for row in range(8):
+        for key in range(8):
+            assert got[row, key] == fused_loop(HOPPER_BF16, q[row], k[key])
+
+
+def test_terms_are_never_aligned_to_less_than_2_to_minus_133() -> None:
+    q, k = np.array([[33 * 2.0**-80, 2.0**-80]]), np.array([[31 * 2.0**-78, 2.0**-78]])
+    assert HOPPER_BF16.dots(q, k)[0, 0] == 2.0**-148
+    assert HOPPER_BF16.dots(q, k / 2)[0, 0] == 0  # exactly 2^-149, but its terms are cut at 2^-158
+
+
+def test_a_subnormal_accumulator_counts_with_exponent_minus_126() -> None:
+    nothing, start = np.zeros((1, 32)), np.array([[2.0**-126 - 2.0**-149]])
+    assert HOPPER_FP8.dots(nothing, nothing, start)[0, 0] == 2.0**-126 - 2.0**-139
+
+
+def test_sums_from_2_to_128_on_are_infinite_and_a_sum_of_zero_is_plus_zero() -> None:
+    q, k = np.array([[2.0**64, 0.0]]), np.array([[2.0**64, 0.0], [-(2.0**64), -1.0], [0.0, -1.0]])
+    assert HOPPER_BF16.dots(q, k)[0].tolist() == [np.inf, -np.inf, 0]
+    assert not np.signbit(HOPPER_BF16.dots(-q, k)[0, 2])
+
+
+def test_infinities_that_meet_are_nan_without_a_warning() -> None:
+    zeros = [0.0] * 15
+    q, k = np.array([[2.0**64, *zeros, np.inf]]), np.array([[2.0**64, *zeros, -1.0]])
+    assert np.isnan(HOPPER_BF16.dots(q, k)[0, 0])
 
 
 def test_error_bounds_the_distance_to_the_true_dot_and_vanishes_once_confirmed() -> None:
+    model = FusedTruncating(13, 32, -6)
     draw = np.random.default_rng(4)
     q, k = draw.choice(FINITE, (20, 128)), draw.choice(FINITE, (30, 128))
-    off = np.abs(HOPPER_FP8.dots(q, k) - q @ k.T)
+    off = np.abs(model.dots(q, k) - q @ k.T)
     assert off.max() > 0
     final_cuts = 4 * 2.0**-13 * (np.abs(q) @ np.abs(k).T)
-    assert (off <= HOPPER_FP8.error(q, k) + final_cuts).all()
-    assert not FusedTruncating(13, 32, -6, confirmed=True).error(q, k).any()
+    assert (off <= model.error(q, k) + final_cuts).all()
+    for confirmed in (HOPPER_FP8, HOPPER_BF16):
+        assert not confirmed.error(q, k).any()
     one = np.array([[1.0] + [0.0] * 63])
-    assert HOPPER_FP8.error(one, one)[0, 0] == 2 * 33 * 2.0**-13
+    assert model.error(one, one)[0, 0] == 2 * 33 * 2.0**-13
+    assert model.error(one * 0, one)[0, 0] == 0
 
 
 def test_float32_error_covers_sequential_and_reversed_float32_sums() -> None:

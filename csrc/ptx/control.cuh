@@ -1,0 +1,61 @@
+// Registers, dependent launches, addresses and small arithmetic, one function an instruction.
+#pragma once
+
+#include <cuda/std/cstdint>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace mqa::ptx {
+
+using cuda::std::int32_t;
+using cuda::std::uint32_t;
+using cuda::std::uint64_t;
+
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Returns once the grids that this one depends on are complete and their writes visible.
+__device__ __forceinline__ void griddepcontrol_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Lets dependent grids start as soon as every CTA said so.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// A barrier of `threads` threads of the CTA, one of 16 by number; __syncthreads() is number 0.
+__device__ __forceinline__ void bar_sync(uint32_t number, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Stores to an address that is known to be global, in memory that the kernel never reads.
+__device__ __forceinline__ void st_global(uint64_t address, float value) {
+  asm volatile("st.global.f32 [%0], %1;" ::"l"(address), "f"(value));
+}
+__device__ __forceinline__ void st_global(uint64_t address, __nv_bfloat16 value) {
+  asm volatile("st.global.b16 [%0], %1;" ::"l"(address), "h"(__bfloat16_as_ushort(value)));
+}
+__device__ __forceinline__ void st_global(uint64_t address, __half value) {
+  asm volatile("st.global.b16 [%0], %1;" ::"l"(address), "h"(__half_as_ushort(value)));
+}
+
+// max that returns NaN if either operand is NaN.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+}  // namespace mqa::ptx

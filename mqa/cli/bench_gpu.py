@@ -1,0 +1,238 @@
+"""The suites of `mqa bench` that need a GPU: hopper and host."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+import mqa
+from mqa.cli import machine
+from mqa.cli.console import (
+    Stop,
+    assert_writable,
+    one_line,
+    print_whole,
+    progress_bar,
+    require_matplotlib,
+    standard_error,
+    standard_output,
+    write_json,
+    write_whole,
+)
+from mqa.cli.gpu.ceilings import measure_ceilings
+from mqa.cli.gpu.device import CLOCK_METHOD, Device, Gpu
+from mqa.cli.gpu.host import HOST_ROWS, measure_host
+from mqa.cli.gpu.inputs import L2_TIMES
+from mqa.cli.gpu.measure import measure
+from mqa.cli.gpu.peers import Peer, find_peer
+from mqa.cli.gpu.rows import MQA, Comparison, Row, hopper_rows
+from mqa.cli.gpu.tables import TextTable, interval, tables
+from mqa.cli.plots import draw_groups
+
+GPU_SUITES = ("hopper", "host")
+ROUNDS = 40
+_QUICK_ROUNDS = 10
+_COMPILERS = 8
+_PACKAGES = ("apache-tvm-ffi", "cuda-bindings", "nvidia-cuda-nvrtc")
+
+Entry = dict[str, Any]
+Job = tuple[Entry, Callable[[], Entry]]
+"""What names a row, and what measures it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command line that the GPU suites take."""
+
+    suite: str
+    only: str | None = None
+    rounds: int | None = None
+    quick: bool = False
+    json: Path | None = None
+    plot: Path | None = None
+
+    @property
+    def pairs(self) -> int:
+        return self.rounds or (_QUICK_ROUNDS if self.quick else ROUNDS)
+
+    @property
+    def command(self) -> list[str]:
+        """The command that measures the same again, without the files it writes."""
+        words = ["mqa", "bench", "--suite", self.suite]
+        words += ["--only", self.only] if self.only else []
+        words += ["--rounds", str(self.rounds)] if self.rounds else []
+        return words + (["--quick"] if self.quick else [])
+
+
+def run_suite(options: Options) -> None:
+    """Measure a suite on the current GPU, print its tables, write its files.
+
+    Stops before any work where `only` selects nothing, there is no GPU or a file can't be written.
+    """
+    names = selected(options)
+    if not torch.cuda.is_available():
+        here = f"torch {torch.__version__} finds none here"
+        raise Stop(f"--suite {options.suite}: needs a GPU, {here}", exit_code=1)
+    if options.plot is not None:
+        require_matplotlib()
+    for path in (options.json, options.plot):
+        if path is not None:
+            assert_writable(path)
+    device = Gpu(torch.device("cuda", torch.cuda.current_device()))
+    show(measure_suite(options, names, device, find_peer()), options)
+
+
+def selected(options: Options) -> Sequence[Row | str]:
+    """The rows that `only` and `quick` leave. Stops if there are none, or no picture of them."""
+    if options.plot is not None and options.suite != "hopper":
+        raise Stop(f"--plot: --suite {options.suite} has no picture")
+    try:
+        if options.suite == "hopper":
+            rows: Sequence[Row | str] = hopper_rows(options.only, quick=options.quick)
+        else:
+            rows = [name for name in HOST_ROWS if re.search(options.only or "", name)]
+    except re.error as error:
+        raise Stop(f"--only {options.only!r}: {error}") from error
+    if not rows:
+        raise Stop(f"--only {options.only!r}: no row of suite {options.suite} matches")
+    return rows
+
+
+def measure_suite(
+    options: Options, rows: Sequence[Row | str], device: Device, peer: Peer
+) -> dict[str, Any]:
+    """The report of these rows: one that fails holds the reason, and the next ones go on.
+
+    The JSON file of `options`, if any, is written anew after each row.
+    """
+    begin = time.perf_counter()
+    report = _facts(options, device, peer)
+    if options.suite == "hopper":
+        compiled = [row for row in rows if isinstance(row, Comparison)]
+        report["warm_up"] = _warm_up(compiled, device.where)
+        report["ceilings"] = measure_ceilings(device)
+    report["setup_seconds"] = round(time.perf_counter() - begin, 1)
+    jobs = [_job(row, options.pairs, device, peer, report.get("ceilings", {})) for row in rows]
+    with progress_bar() as progress:
+        task = progress.add_task("", total=len(jobs))
+        for name, work in jobs:
+            progress.update(task, description=name["name"])
+            report["rows"].append(name | _surviving(work))
+            report["seconds"] = round(time.perf_counter() - begin, 1)
+            if options.json is not None:
+                write_json(options.json, report)  # a run that is cut short keeps what it has
+            progress.advance(task)
+            _tell(report["rows"][-1])
+    return report
+
+
+def show(report: dict[str, Any], options: Options) -> None:
+    """Print a report's tables, draw the picture that `options` names."""
+    out = standard_output()
+    for table in tables(report):
+        out.print(_rich(table))
+    print_whole(out, f"{len(report['rows'])} rows in {report['seconds']} s")
+    if options.json is not None:
+        print_whole(out, f"report: {options.json}")
+    if options.plot is not None:
+        _draw(options.plot, report)
+        print_whole(out, f"picture: {options.plot}")
+
+
+def _draw(path: Path, report: Entry) -> None:
+    try:
+        write_whole(path, lambda file: draw_groups(file, report))
+    except ValueError as error:
+        raise Stop(f"--plot: {error}", exit_code=1) from error
+
+
+def _job(
+    row: Row | str, rounds: int, device: Device, peer: Peer, ceilings: dict[str, float]
+) -> Job:
+    if isinstance(row, str):
+        return {"name": row}, lambda: measure_host(HOST_ROWS[row], device, peer, rounds)
+    name = {"group": row.group, "name": row.name}
+    return name, lambda: measure(row, device, peer, rounds, ceilings)
+
+
+def _tell(entry: Entry) -> None:
+    """A line a row on stderr where no progress bar can be."""
+    err = standard_error()
+    if not err.is_terminal:
+        done = interval(entry["ratio"]) if "ratio" in entry else entry.get("failure", "done")
+        print_whole(err, f"{entry['row_seconds']:6.1f} s  {entry['name']}: {done}")
+
+
+def _surviving(work: Callable[[], Entry]) -> Entry:
+    """What `work` returns, with its seconds, or the reason why it failed.
+
+    Any Exception: peers and drivers raise types of their own, and a row must not end the suite.
+    """
+    begin = time.perf_counter()
+    try:
+        entry = work()
+    except Exception as error:
+        entry = {"failure": f"{type(error).__name__}: {one_line(str(error))}"[:2000]}
+    return entry | {"row_seconds": round(time.perf_counter() - begin, 2)}
+
+
+def _warm_up(rows: Sequence[Comparison], where: torch.device) -> Entry:
+    """Compile what our sides of these rows need, several at once; what fails is told by its row."""
+    sides = [side for row in rows for side in (row.other, row.ours) if side.who == MQA]
+    wanted = {(side.H, side.D, side.call) for side in sides}
+
+    def compile_one(heads: int, dim: int, call: Any) -> int:
+        variants = mqa.warmup(
+            heads,
+            dim,
+            "fp8",
+            weights_dtype=getattr(torch, call.weights),
+            logits_dtype=getattr(torch, call.logits),
+            clean=call.clean,
+            compressed=call.compressed,
+            device=where,
+        )
+        return len(variants)
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(_COMPILERS) as pool:
+        found = pool.map(lambda one: _surviving(lambda: {"n": compile_one(*one)}), wanted)
+        variants = sum(one.get("n", 0) for one in found)
+    return {"variants": variants, "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def _facts(options: Options, device: Device, peer: Peer) -> dict[str, Any]:
+    versions = machine.versions() | {name: machine.installed(name) for name in _PACKAGES}
+    return {
+        "suite": options.suite,
+        "command": options.command,
+        "rounds": options.pairs,
+        "machine": machine.machine(),
+        "versions": versions | {"cuda": torch.version.cuda, "driver": machine.driver()},
+        "peer": {"name": peer.name, "version": peer.version} | peer.settings(),
+        "settings": {
+            "num_sms": mqa.get_num_sms(device.where),
+            "pdl": mqa.get_pdl(device.where),
+            "l2_bytes": device.l2_bytes,
+            "l2_times": L2_TIMES,
+        },
+        "clock": CLOCK_METHOD,
+        "rows": [],
+    }
+
+
+def _rich(table: TextTable) -> Table:
+    rich = Table(title=table.title, title_justify="left")
+    for index, column in enumerate(table.columns):
+        rich.add_column(column, justify="right" if index else "left", overflow="fold")
+    for row in table.rows:
+        rich.add_row(*row)
+    return rich

@@ -1,0 +1,136 @@
+"""`mqa compile`: fill the cache of compiled kernels ahead, and show what they take."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from mqa import config
+from mqa.cli import machine
+from mqa.cli.console import Stop, one_line, print_whole, progress_bar, standard_error
+from mqa.cli.console import standard_output
+from mqa.cuda import cache, compiler, variants
+from mqa.cuda.compiler import Binary
+from mqa.cuda.plan import Kernel
+from mqa.errors import CacheWarning, CompileError
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    kernel: Kernel
+    binary: Binary | None
+    """None if it did not compile."""
+    time: str
+    complaint: str
+    """Why it is not fit for use; empty if it is."""
+
+
+def compile(
+    arch: Annotated[str, typer.Option(help="Architecture, like sm_90a.")],
+    name: Annotated[str, typer.Argument(help="Only kernels whose full name has this in it.")] = "",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Kernels at a time; default: one a core.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--every", help="Every variant, not only a set that covers all choices.")
+    ] = False,
+    only_list: Annotated[
+        bool, typer.Option("--list", help="Show the names; compile nothing.")
+    ] = False,
+) -> None:
+    """Compile kernels into the cache, so that first calls don't wait. Needs no GPU.
+
+    Exits with 1 if a kernel does not compile, spills registers, has its tensor-core instructions
+    serialised, or cannot be kept on disk.
+
+    \b
+    Examples:
+      mqa compile --arch sm_90a
+      mqa compile --arch sm_90a paged --jobs 4
+      mqa compile --arch sm_90a --every --list
+    """
+    kernels = _chosen(arch, name, every=every)
+    if only_list:
+        for kernel in kernels:
+            print_whole(standard_output(), str(kernel))
+        return
+    outcomes = _compile_all(kernels, arch, jobs or machine.usable_cores())
+    standard_output().print(_table(outcomes))
+    complaints = [outcome.complaint for outcome in outcomes if outcome.complaint]
+    complaints += filter(None, [cache.trouble()])
+    for complaint in complaints:
+        print_whole(standard_error(), complaint)
+    if complaints:
+        raise typer.Exit(1)
+    print_whole(standard_output(), f"{len(kernels)} kernels of {arch} in {config.cache_dir()}")
+
+
+def _chosen(arch: str, name: str, *, every: bool) -> list[Kernel]:
+    try:
+        known = variants.kernels(arch, every=every)
+    except ValueError as error:
+        raise Stop(str(error)) from error
+    chosen = [kernel for kernel in known if name in str(kernel)]
+    if not chosen:
+        raise Stop(f"{name!r} is in the name of no kernel of {arch}: see --list")
+    return chosen
+
+
+def _compile_all(kernels: list[Kernel], arch: str, jobs: int) -> list[_Outcome]:
+    """Compile on several threads (NVRTC runs without Python's lock), with a progress bar."""
+    missing = compiler.unavailable()
+    if missing is not None:
+        raise Stop(one_line(missing), exit_code=1)
+    pool = concurrent.futures.ThreadPoolExecutor(jobs)
+    with progress_bar() as bar, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CacheWarning)  # Told at the end.
+        task = bar.add_task("compiling", total=len(kernels))
+        try:
+            running = [pool.submit(_compile_one, kernel, arch) for kernel in kernels]
+            for _ in concurrent.futures.as_completed(running):
+                bar.advance(task)
+        finally:
+            pool.shutdown(cancel_futures=True)  # After Ctrl-C too, what runs ends, no more starts.
+    return [future.result() for future in running]
+
+
+def _compile_one(kernel: Kernel, arch: str) -> _Outcome:
+    cached = cache.find(kernel, arch) is not None
+    start = time.perf_counter()
+    try:
+        binary = cache.get(kernel, arch)
+    except CompileError as error:
+        return _Outcome(kernel, None, "failed", str(error))
+    seconds = time.perf_counter() - start
+    findings = "; ".join(compiler.findings(binary.log))
+    complaint = f"{kernel}: {findings}" if findings else ""
+    return _Outcome(kernel, binary, "cached" if cached else f"{seconds:.2f} s", complaint)
+
+
+def _table(outcomes: list[_Outcome]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("kernel", overflow="fold")
+    for title in ("registers", "spill bytes", "static shared", "cubin KiB", "time"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        style = "red" if outcome.complaint else ""
+        table.add_row(Text(str(outcome.kernel)), *_facts(outcome), style=style)
+    return table
+
+
+def _facts(outcome: _Outcome) -> Iterator[str]:
+    usage = compiler.usage(outcome.binary) if outcome.binary else None
+    if usage:
+        yield from (str(usage.registers), str(usage.spill_bytes), str(usage.shared_bytes))
+    else:
+        yield from "---"
+    yield f"{len(outcome.binary.image) / 1024:.0f}" if outcome.binary else "-"
+    yield outcome.time

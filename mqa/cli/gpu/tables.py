@@ -1,0 +1,143 @@
+"""Tables of a GPU report, as text cells: for the terminal and for docs/performance.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mqa.cli.gpu.ceilings import CEILINGS, SIDE
+from mqa.cli.gpu.rows import GROUPS
+
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A title, the names of the columns and the cells, a list a row."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def tables(report: Mapping[str, Any]) -> list[TextTable]:
+    """The tables of a report of either GPU suite."""
+    if report["suite"] == "host":
+        return [_host(report)]
+    found = [_ceilings(report)]
+    for group, title in GROUPS.items():
+        entries = [entry for entry in report["rows"] if entry["group"] == group]
+        done = [entry for entry in entries if "failure" not in entry]
+        if done:
+            found.append(_group(group, title, done, report))
+    failed = [entry for entry in report["rows"] if "failure" in entry]
+    return [*found, _failures(failed)] if failed else found
+
+
+def interval(ratio: Entry) -> str:
+    """A ratio with its interval, as it stands in tables."""
+    digits = 1 if ratio["median"] >= 10 else 3
+    return f"{ratio['median']:.{digits}f} [{ratio['low']:.{digits}f}, {ratio['high']:.{digits}f}]"
+
+
+def microseconds(seconds: float) -> str:
+    """Three digits or more, in microseconds."""
+    value = seconds * 1e6
+    return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0}f}"
+
+
+def _ceilings(report: Mapping[str, Any]) -> TextTable:
+    units = {"FLOP": "TFLOP/s", "B": "TB/s"}
+    rows = [
+        (CEILINGS[name].title, f"{rate / 1e12:.2f} {units[CEILINGS[name].unit]}")
+        for name, rate in report["ceilings"].items()
+    ]
+    return TextTable("ceilings measured in the same run", ("what", "rate"), tuple(rows))
+
+
+def _group(
+    group: str, title: str, entries: Sequence[Entry], report: Mapping[str, Any]
+) -> TextTable:
+    columns = (_ROW, *_COLUMNS[group])
+    names = tuple(column.name.format(peer=report["peer"]["name"]) for column in columns)
+    cells = (tuple(column.cell(entry, report) for column in columns) for entry in entries)
+    return TextTable(title, names, tuple(cells))
+
+
+class _Column(NamedTuple):
+    name: str
+    cell: Callable[[Entry, Mapping[str, Any]], str]
+
+
+def _time(name: str, key: str) -> _Column:
+    """Microseconds of the ratio's `a_seconds` or `b_seconds`, or of an entry's own time."""
+
+    def cell(entry: Entry, report: Mapping[str, Any]) -> str:
+        return microseconds(entry["ratio"][key] if key in entry["ratio"] else entry[key])
+
+    return _Column(f"{name}, µs", cell)
+
+
+_ROW = _Column("row", lambda entry, report: str(entry["name"]))
+_RATIO = _Column("ratio [5 %, 95 %]", lambda entry, report: interval(entry["ratio"]))
+_CLOCKS = _Column("clocks/pair", lambda entry, report: f"{entry['ours']['clocks_per_pair']:.2f}")
+_TFLOPS = _Column("TFLOP/s", lambda entry, report: f"{entry['ours']['tflops']:.0f}")
+_FLOOR = _Column("of floor", lambda entry, report: f"{entry['ours']['share_of_floor']:.0%}")
+_PRODUCT = _Column(
+    f"of {SIDE}³",
+    lambda entry, report: f"{entry['ours']['tflops'] * 1e12 / report['ceilings']['fp8']:.0%}",
+)
+_AGAINST_PEER = (_time("{peer}", "a_seconds"), _time("mqa", "b_seconds"), _RATIO)
+_COLUMNS: dict[str, tuple[_Column, ...]] = {
+    "main": (*_AGAINST_PEER, _CLOCKS, _TFLOPS, _FLOOR, _PRODUCT),
+    "variants": (_time("first", "a_seconds"), _time("second", "b_seconds"), _RATIO),
+    "few rows": (*_AGAINST_PEER, _time("reading the inputs", "read_seconds"), _TFLOPS),
+    "cleaning": (
+        _time("cleaned", "a_seconds"),
+        _time("uncleaned", "b_seconds"),
+        _RATIO,
+        _time("cleaning adds", "extra_seconds"),
+        _time("filling what is outside", "outside_seconds"),
+        _time("filling all", "fill_seconds"),
+    ),
+    "ragged": (
+        _time("even", "a_seconds"),
+        _time("uneven", "b_seconds"),
+        _time("limit", "limit_seconds"),
+        _Column("of limit", lambda entry, report: f"{entry['of_limit']:.2f}"),
+    ),
+    "sizes": (
+        _time("H=64 D=128", "a_seconds"),
+        _time("this", "b_seconds"),
+        _RATIO,
+        _CLOCKS,
+        _TFLOPS,
+        _FLOOR,
+        _Column(
+            "FLOP rate / that of H=64 D=128", lambda entry, report: f"{entry['rate_over_even']:.2f}"
+        ),
+    ),
+    "metadata": (
+        _time("one number", "a_seconds"),
+        _time("schedule", "b_seconds"),
+        _time("difference", "extra_seconds"),
+    ),
+}
+
+
+def _host(report: Mapping[str, Any]) -> TextTable:
+    rows = []
+    for entry in report["rows"]:
+        if "failure" in entry:
+            rows.append((entry["name"], "failed", entry["failure"]))
+            continue
+        names = ("warm_seconds", "rotating_seconds")
+        rows.append((entry["name"], *(f"{entry[name] * 1e6:.2f}" for name in names)))
+    columns = ("call", "same tensors, µs", "64 sets of tensors, µs")
+    return TextTable("host time of one call", columns, tuple(rows))
+
+
+def _failures(entries: Sequence[Entry]) -> TextTable:
+    rows = tuple((f"{entry['group']}: {entry['name']}", entry["failure"]) for entry in entries)
+    return TextTable("failed", ("row", "why"), rows)

@@ -1,0 +1,24 @@
+"""Which kernels there are, an architecture at a time: for tools that compile ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mqa.cuda import sm90
+from mqa.cuda.plan import Kernel
+
+REGISTRY: dict[str, Callable[[bool], tuple[Kernel, ...]]] = {
+    "sm_90a": lambda every: sm90.kernels(every=every),
+}
+"""Architecture → its kernels: all of them, or (False) the set that covers every pair of choices."""
+
+
+def kernels(arch: str, *, every: bool = False) -> tuple[Kernel, ...]:
+    """Kernels compiled for `arch`: a covering set, or `every` one that a call can reach.
+
+    Raises `ValueError` for an architecture that has none.
+    """
+    if arch not in REGISTRY:
+        known = ", ".join(sorted(REGISTRY)) or "none in this version"
+        raise ValueError(f"arch={arch!r}, expected one of: {known}")
+    return REGISTRY[arch](every)

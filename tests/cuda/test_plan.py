@@ -1,0 +1,151 @@
+"""Plans agree with the kernels: argument structs byte for byte, barriers role by role."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqa.cuda import compiler, sm90
+from mqa.cuda.plan import WARP, Barrier, Kernel, Plan, Scalar, Struct
+from mqa.cuda.tensor_map import TensorMap
+
+FACTS = sm90.DenseFacts(
+    rows=9,
+    tokens=40,
+    width=41,
+    heads=64,
+    dim=128,
+    logits="float32",
+    bf16_weights=False,
+    compressed=True,
+    clean=True,
+    parts=132,
+    scheduled=True,
+    k_stride=144,
+    k_scale_stride=3,
+    weights_strides=(65, 1),
+    schedule_strides=(2, 1),
+    start_stride=5,
+    end_stride=6,
+    logits_stride=256,
+)
+DENSE = sm90.dense_plan(FACTS)
+METADATA = sm90.metadata_plan(9, 40, 8, 132, 5, 6, 2)
+FIELDS = {"kv_scale": "k_scale", "w": "weights"}
+"""Names of tensors that the kernel's struct calls otherwise."""
+TYPES = {"q": "int64_t", "i": "int32_t", "?": "bool"}
+
+
+def assertions(name: str, layout: Struct, fields: dict[str, str]) -> Iterator[str]:
+    """C++ that compiles if struct `name` lies in memory as `layout` says."""
+    yield f"static_assert(sizeof({name}) == {layout.layout.size}, {name!r});".replace("'", '"')
+    at = 0
+    for tensor in layout.pointers:
+        field = fields.get(tensor, tensor)
+        yield f'static_assert(OFFSET({name}, {field}) == {at}, "{field}");'
+        yield f'static_assert(sizeof({name}::{field}) == 8, "{field}");'
+        at += 8
+    for scalar in layout.scalars:
+        field, kind = scalar.name, TYPES[scalar.code]
+        yield f'static_assert(OFFSET({name}, {field}) == {at}, "{field}");'
+        yield f'static_assert(cuda::std::is_same_v<decltype({name}::{field}), {kind}>, "{field}");'
+        at += {"q": 8, "i": 4, "?": 1}[scalar.code]
+
+
+def compiles(tmp_path: Path, *lines: str) -> None:
+    """Raise CompileError unless these lines compile behind the kernels' headers."""
+    source = tmp_path / "agrees.cuh"
+    includes = ("<cuda/std/type_traits>", '"sm90/dense_fp8.cuh"', '"sm90/dense_metadata.cuh"')
+    head = [f"#include {name}" for name in includes]
+    # How the front end of NVRTC spells offsetof, whose macro is no constant there.
+    head.append("#define OFFSET(type, field) __INTADDR__(&(((type*)0)->field))")
+    body = ["namespace mqa::sm90 {", *lines, "__global__ void agrees() {}", "}"]
+    source.write_text("\n".join([*head, *body, ""]))
+    compiler.compile_kernel(Kernel(str(source), "mqa::sm90::agrees"), "sm_90a")
+
+
+def test_argument_structs_are_those_of_the_kernels(tmp_path: Path) -> None:
+    dense = FIELDS | {"out": "logits"}
+    compiles(
+        tmp_path,
+        *assertions("DenseArguments", DENSE.struct, dense),
+        *assertions("MetadataArguments", METADATA.struct, {"out": "cuts"}),
+    )
+
+
+def test_a_struct_that_disagrees_does_not_compile(tmp_path: Path) -> None:
+    first, second, *rest = METADATA.struct.scalars
+    swapped = Struct(METADATA.struct.pointers, (second, first, *rest))
+    with pytest.raises(compiler.CompileError, match="static assertion failed"):
+        compiles(tmp_path, *assertions("MetadataArguments", swapped, {"out": "cuts"}))
+
+
+def test_constants_are_those_of_the_kernels(tmp_path: Path) -> None:
+    equal = {
+        "kThreads": sm90.THREADS,
+        "kMathWarps": sm90.MATH_WARPS,
+        "kBlockColumns": sm90.BLOCK_COLUMNS,
+        "kTileRows": sm90.TILE_ROWS,
+        "kMetadataThreads": sm90.METADATA_THREADS,
+        "kScheduleSplit": 256,
+        "kWarpSize": WARP,
+    }
+    lines = (f'static_assert({name} == {value}, "{name}");' for name, value in equal.items())
+    compiles(tmp_path, *lines)
+
+
+def test_a_struct_is_pointers_then_scalars_without_gaps_and_padded_to_8_bytes() -> None:
+    scalars = (Scalar("a", "q", -1), Scalar("b", "i", 2), Scalar("c", "?", 1))
+    layout = Struct(("x", ""), scalars).layout
+    assert layout.size == 2 * 8 + 8 + 4 + 4
+    words = ("0100000000000000", "0200000000000000", "ffffffffffffffff", "03000000", "01000000")
+    assert layout.pack(1, 2, -1, 3, True).hex() == "".join(words)
+
+
+def test_tensors_are_those_of_maps_then_of_the_struct() -> None:
+    maps = tuple(TensorMap(name, "UINT8", 1, (32,), (), (32,)) for name in ("q", "k"))
+    plan = Plan(Kernel("k.cuh", "k"), 1, 32, 0, maps, Struct(("w", "", "out"), ()))
+    assert plan.tensors == ("q", "k", "w", "", "out")
+    assert DENSE.tensors[:2] == ("q", "kv")
+    assert set(DENSE.tensors[2:]) == {"kv_scale", "w", "start", "end", "schedule", "out"}
+    assert METADATA.tensors == ("start", "end", "out")
+
+
+def test_a_kernel_is_named_as_cxx_spells_it() -> None:
+    assert str(Kernel("k.cuh", "a::k", ("64", "float"))) == "a::k<64, float>"
+    assert str(Kernel("k.cuh", "a::k")) == "a::k"
+
+
+def arrivals_of_roles() -> dict[str, set[int]]:
+    """Who arrives how often at each barrier of the dense kernel, added up from its roles."""
+    expect_tx, rows_lane, weights_warp, math_lanes = 1, 1, WARP, sm90.MATH_WARPS
+    return {
+        "q_full": {expect_tx + rows_lane + weights_warp},
+        "q_empty": {math_lanes},
+        # Scales at any address or stride come by the load warp's cp.async, others in bulk.
+        "k_full": {expect_tx, expect_tx + WARP},
+        "k_empty": {math_lanes},
+    }
+
+
+def table_of_the_kernel() -> dict[str, set[int]]:
+    """The arrivals in the table of barriers at the top of the kernel's source."""
+    source = (compiler.sources() / DENSE.kernel.source).read_text()
+    rows = re.findall(r"^//   ([qk]_\w+) .*?((?:\d+ or )?\d+)   \w+", source, re.MULTILINE)
+    return {name: {int(n) for n in numbers.split(" or ")} for name, numbers in rows}
+
+
+def test_barriers_count_what_the_roles_of_the_kernel_do() -> None:
+    tiles = sm90.tiles(FACTS.heads, FACTS.dim)
+    barriers = {barrier.name: barrier for barrier in DENSE.barriers}
+    assert table_of_the_kernel() == arrivals_of_roles()
+    assert {name: barrier.arrivals for name, barrier in barriers.items()} == {
+        name: max(counts) for name, counts in arrivals_of_roles().items()
+    }
+    q, k = DENSE.maps
+    assert barriers["q_full"] == Barrier("q_full", 34, 2 * q.box_bytes)
+    boxes = tiles.stage_rows // k.box[1]
+    assert barriers["k_full"].bytes == boxes * k.box_bytes == tiles.k_bytes

@@ -1,0 +1,299 @@
+"""The Hopper backend without a GPU: what it refuses, what launches follow from, which kernels."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mqa import devices, validate
+from mqa.cuda import compiler, driver, sm90, variants
+from mqa.cuda.plan import MAX_SHARED_BYTES, Kernel
+from mqa.cuda.sm90 import SM90
+from mqa.problem import LOGITS_DTYPES, parse
+from mqa.testing import make_case
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+LINE = "dense fp8 S=9 N=40 H=64 D=128"
+SHAPES = [*itertools.product(sm90.HEADS, sm90.HEAD_DIMS)]
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch sees a Hopper GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+
+
+def reasons(line: str, device: torch.device = GPU) -> list[str]:
+    return [*SM90.reasons_against(parse(line), device)]
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("facts", ["", "M=50 clean=0", "out=float16 weights=bfloat16 sms=7"])
+def test_what_the_kernels_do_has_no_reason_against_it(facts: str) -> None:
+    for H, D in SHAPES:
+        assert reasons(f"dense fp8 S=9 N=40 H={H} D={D} {facts}") == []
+    for layout in (
+        "kv_stride=144",
+        "w_stride=65x1 w_off=4",
+        "kv_scale_off=4",
+        "kv_scale_stride=2",
+        "start_stride=2 end_stride=0",
+        "out_stride=41 out_off=4",
+    ):
+        assert reasons(f"{LINE} {layout} {facts}") == []
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("dense fp8 S=9 N=40 H=24 D=128", "H=24 is not one of 8, 16, 32, 64, 128"),
+        ("dense fp8 S=9 N=40 H=64 D=96", "D=96 is not one of 32, 64, 128"),
+        ("dense mxfp8 S=9 N=40 H=64 D=128", "format=mxfp8 is not among its kernels, only fp8"),
+        ("dense mxfp4 S=9 N=40 H=64 D=128", "format=mxfp4 is not among its kernels, only fp8"),
+        (
+            "paged fp8 B=1 next_n=1 H=64 D=128 P=64 blocks=9 columns=2 L=9",
+            "paged calls are not among its kernels",
+        ),
+        (f"{LINE} q_off=8", "q is 8 bytes off a multiple of 16"),
+        (f"{LINE} kv_off=1", "kv is 1 bytes off a multiple of 16"),
+        (f"{LINE} q_stride=8320", "q has strides (8320,), not those of a contiguous tensor"),
+        (f"{LINE} kv_stride=136", "kv has strides (136,), not rows of contiguous bytes"),
+        (f"{LINE} kv_stride=64", "kv has strides (64,), not rows of contiguous bytes"),
+        (f"{LINE} kv_stride=256x2", "kv has strides (256, 2), not rows of contiguous bytes"),
+    ],
+)
+def test_each_thing_that_the_kernels_cannot_do_is_one_reason(line: str, words: str) -> None:
+    (reason,) = reasons(line)
+    assert reason.startswith(words)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_all_reasons_are_told_at_once() -> None:
+    assert len(reasons("dense mxfp8 S=9 N=40 H=24 D=96 q_off=8 kv_off=4 q_stride=9999")) == 6
+
+
+def test_devices_that_are_no_hopper_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reasons(LINE, CPU) == ["needs a CUDA device of compute capability 9.0, this is cpu"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert reasons(LINE) == ["needs a CUDA device of compute capability 9.0; torch finds none here"]
+    assert "torch finds no CUDA device" in str(SM90.unusable_here())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for capability in ((8, 0), (8, 9), (9, 1), (10, 0), (12, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        words = f"needs compute capability 9.0, cuda:0 has {capability[0]}.{capability[1]}"
+        assert reasons(LINE) == [words]
+        assert SM90.unusable_here() == words
+        assert not SM90.schedules_on(GPU)
+    assert not SM90.schedules_on(CPU)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_what_launches_need_is_a_reason_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert SM90.unusable_here() is None
+    assert SM90.schedules_on(GPU)
+    monkeypatch.setattr(driver, "unavailable", lambda: "no driver: install one")
+    assert reasons(LINE) == ["no driver: install one"]
+    assert SM90.unusable_here() == "no driver: install one"
+    assert not SM90.schedules_on(GPU)
+
+
+def facts_and_plan(line: str, sms: int = 132) -> tuple[Any, sm90.DenseFacts, Any]:
+    """A legal call of the problem on CPU tensors, and what a launch of it would be."""
+    case = make_case(parse(line))
+    out = case.new_out()
+    schedule = case.stale_schedule() if case.problem.sms else None
+    kwargs = case.kwargs | {"schedule_meta": schedule}
+    names = ("q", "kv", "weights", "cu_seq_len_k_start", "cu_seq_len_k_end", "clean_logits")
+    more = ("max_seqlen_k", "logits_dtype", "schedule_meta")
+    call = validate.dense(*(kwargs[name] for name in names + more), out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "_num_sms", {CPU: sms})
+        facts = sm90.dense_facts(call, out)
+    assert sm90.dense_addresses(call, out)[-1] == out.data_ptr()
+    return call, facts, sm90.dense_plan(facts)
+
+
+def scalars(plan: Any) -> dict[str, int]:
+    return {scalar.name: scalar.value for scalar in plan.struct.scalars}
+
+
+def test_a_plain_call_becomes_a_plan() -> None:
+    _, facts, plan = facts_and_plan(LINE)
+    assert (plan.grid, plan.threads) == (132, sm90.THREADS)
+    assert plan.kernel == sm90.dense_kernel(sm90.tiles(64, 128), "float32")
+    assert plan.shared_bytes == sm90.tiles(64, 128).shared_bytes
+    q, k = plan.maps
+    assert (q.shape, q.strides, q.swizzle) == ((128, 64, 9), (128, 64 * 128), 128)
+    assert (k.shape, k.strides, k.swizzle) == ((128, 40), (128,), 128)
+    values = scalars(plan)
+    assert (values["rows"], values["tokens"], values["width"]) == (9, 40, 40)
+    assert (values["clean"], values["compressed"], values["weights_are_bf16"]) == (1, 0, 0)
+    assert "schedule" not in plan.tensors
+    assert sm90.dense_plan(facts) is plan
+
+
+def test_strides_and_flags_of_a_call_reach_the_plan() -> None:
+    layout = "kv_stride=144 kv_scale_stride=3 w_stride=70x1 start_stride=2 end_stride=0"
+    options = "M=50 clean=0 weights=bfloat16 out=float16 out_stride=77"
+    _, _, plan = facts_and_plan(f"{LINE} {layout} {options}")
+    assert plan.maps[1].strides == (144,)
+    assert plan.kernel.arguments[2] == "__half"
+    expected = {
+        "k_scale_stride": 3,
+        "weights_row_stride": 70,
+        "weights_head_stride": 1,
+        "start_stride": 2,
+        "end_stride": 0,
+        "logits_stride": 77,
+        "width": 50,
+        "weights_are_bf16": 1,
+        "compressed": 1,
+        "clean": 0,
+    }
+    values = scalars(plan)
+    assert {name: values[name] for name in expected} == expected
+
+
+def test_a_schedule_sets_the_number_of_ctas() -> None:
+    call, _, plan = facts_and_plan(f"{LINE} sms=7")
+    assert plan.grid == 7
+    assert "schedule" in plan.tensors
+    assert scalars(plan)["schedule_row_stride"] == call.schedule.stride(0)
+    assert scalars(plan)["schedule_column_stride"] == call.schedule.stride(1)
+
+
+@pytest.mark.parametrize("N", [0, 1])
+def test_few_tokens_have_a_legal_map(N: int) -> None:
+    _, _, plan = facts_and_plan(f"dense fp8 S=9 N={N} H=64 D=128 M=8")
+    assert (plan.maps[1].shape, plan.maps[1].strides) == ((128, 1), (128,))
+    assert scalars(plan)["tokens"] == N
+
+
+def test_without_tokens_nothing_is_prepared_and_every_address_is_one() -> None:
+    call, _, _ = facts_and_plan("dense fp8 S=9 N=0 H=64 D=128 M=8")
+    assert SM90.prepare(call, torch.empty(9, 8)) is None
+    assert sm90.dense_addresses(call, torch.empty(9, 8))[1] == call.q.data_ptr()
+
+
+@pytest.mark.parametrize(("H", "D"), SHAPES)
+def test_tiles_fit_into_shared_memory_and_maps_into_boxes(H: int, D: int) -> None:
+    tiles = sm90.tiles(H, D)
+    assert tiles.shared_bytes <= MAX_SHARED_BYTES
+    assert tiles.block * H == sm90.BLOCK_COLUMNS
+    assert tiles.stage_rows % sm90.TILE_ROWS == 0
+    for logits in LOGITS_DTYPES:
+        _, _, plan = facts_and_plan(f"dense fp8 S=9 N=40 H={H} D={D} out={logits}")
+        assert plan.kernel.arguments[-1] == str(plan.shared_bytes)
+
+
+def test_shared_bytes_are_those_of_the_kernels_storage(tmp_path: Path) -> None:
+    lines = []
+    for H, D in SHAPES:
+        t = sm90.tiles(H, D)
+        storage = f"SharedStorage<{D}, {t.block}, {t.stages}, {t.stage_rows}>"
+        lines.append(f'static_assert(sizeof({storage}) == {t.shared_bytes}, "H={H} D={D}");')
+    source = tmp_path / "bytes.cuh"
+    body = "\n".join(["namespace mqa::sm90 {", *lines, "__global__ void bytes() {}", "}\n"])
+    source.write_text(f'#include "sm90/dense_fp8.cuh"\n{body}')
+    compiler.compile_kernel(Kernel(str(source), "mqa::sm90::bytes"), "sm_90a")
+
+
+def choices(kernels: tuple[Kernel, ...]) -> set[tuple[int, int, str]]:
+    dense = (kernel.arguments for kernel in kernels if kernel.name.endswith("dense_fp8"))
+    return {(int(heads), int(dim), logits) for heads, dim, logits, *_ in dense}
+
+
+def test_the_kernels_to_compile_cover_every_pair_of_choices() -> None:
+    every, some = choices(sm90.kernels(every=True)), choices(sm90.kernels())
+    cxx = {sm90._CXX[name] for name in LOGITS_DTYPES}
+    assert every == {(*shape, logits) for shape in SHAPES for logits in cxx}
+    assert some <= every
+    for first, second in itertools.combinations(range(3), 2):
+        pairs = [{(choice[first], choice[second]) for choice in set_} for set_ in (every, some)]
+        assert pairs[0] == pairs[1]
+    assert len(sm90.kernels()) <= 60
+    for kernels in (sm90.kernels(), sm90.kernels(every=True)):
+        assert sm90.METADATA in kernels
+        assert len(set(kernels)) == len(kernels)
+    assert variants.kernels("sm_90a", every=True) == sm90.kernels(every=True)
+
+
+def test_a_warmup_loads_the_kernels_of_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[tuple[str, int]] = []
+    load = lambda kernel, _, size: loaded.append((str(kernel), size))  # noqa: E731
+    monkeypatch.setattr(driver, "load", load)
+    names = SM90.warmup(parse("dense fp8 S=1 N=1 H=32 D=64 out=bfloat16"), GPU)
+    assert [name for name, _ in loaded] == [*names]
+    dense, metadata = loaded
+    assert dense[0].startswith("mqa::sm90::dense_fp8<32, 64, __nv_bfloat16, ")
+    assert dense[1] == sm90.tiles(32, 64).shared_bytes
+    assert metadata == ("mqa::sm90::dense_metadata", 0)
+
+
+def test_metadata_is_one_launch_with_a_cta_for_each_cut() -> None:
+    plan = sm90.metadata_plan(9, 4096, 8, 132, 1, 2, 3)
+    assert (plan.grid, plan.threads, plan.shared_bytes) == (133, sm90.METADATA_THREADS, 0)
+    assert scalars(plan) == {
+        "start_stride": 1,
+        "end_stride": 2,
+        "cuts_stride": 3,
+        "rows": 9,
+        "tokens": 4096,
+        "block": 8,
+    }
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """Names and addresses of the tensors of each launch."""
+    launched: list[dict[str, int]] = []
+
+    def launcher(plan: Any, _device: torch.device) -> SimpleNamespace:
+        bind = lambda addresses: dict(zip(plan.tensors, addresses, strict=True))  # noqa: E731
+        return SimpleNamespace(launch=lambda addresses: launched.append(bind(addresses)))
+
+    monkeypatch.setattr(driver, "launcher", launcher)
+    return launched
+
+
+def test_launches_bind_each_tensor_to_its_address(launched: list[dict[str, int]]) -> None:
+    for line in (LINE, f"{LINE} sms=7"):
+        call, _, _ = facts_and_plan(line)
+        out = torch.empty(9, 40)
+        SM90.dense(call, out)
+        again = SM90.prepare(call, out)
+        assert again is not None
+        again(sm90.dense_addresses(call, out))
+        wanted = {
+            "q": call.q.data_ptr(),
+            "kv": call.k.data_ptr(),
+            "kv_scale": call.kv_scale.data_ptr(),
+            "w": call.weights.data_ptr(),
+            "start": call.start.data_ptr(),
+            "end": call.end.data_ptr(),
+            "out": out.data_ptr(),
+        }
+        schedule = call.schedule
+        wanted |= {"": 0} if schedule is None else {"schedule": schedule.data_ptr()}
+        assert launched == [wanted, wanted]
+        launched.clear()
+
+
+def test_schedules_bind_windows_and_cuts(launched: list[dict[str, int]]) -> None:
+    start, end, out = (torch.zeros(9, 2, dtype=torch.int32) for _ in range(3))
+    SM90.dense_metadata(start[:, 0], end[:, 1], 40, 64, out)
+    (seen,) = launched
+    at_end = end.data_ptr() + 4
+    assert seen == {"start": start.data_ptr(), "end": at_end, "out": out.data_ptr()}

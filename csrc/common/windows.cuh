@@ -75,21 +75,6 @@ __device__ __forceinline__ Hull hull_of_block(const Windows& windows, int block,
   return hull.rounded();
 }
 
-// The same by a warp, each lane returning it.
-__device__ __forceinline__ Hull hull_of_block_by_warp(const Windows& windows,
-                                                      int block,
-                                                      int index) {
-  Hull hull{windows.tokens, 0};
-#pragma unroll 1
-  for (int row = 0; row < block; row += kWarpSize) {
-    const int lane_row = row + static_cast<int>(threadIdx.x) % kWarpSize;
-    if (lane_row < block) hull.add(windows[index * block + lane_row]);
-  }
-  hull.first = __reduce_min_sync(kAllLanes, hull.first);
-  hull.end = __reduce_max_sync(kAllLanes, hull.end);
-  return hull.rounded();
-}
-
 // A task's place: query block and split. Tasks are in lexicographic order.
 struct Cut {
   int block;

@@ -113,6 +113,7 @@ struct SharedStorage {
   uint64_t q_full[2], q_empty[2];
   uint64_t k_full[kStages], k_empty[kStages];
   CutStorage<kThreads> cuts;
+  Cut range[kOtherThreads / kWarpSize][2];  // each feeding warp's copy of [begin, end)
 };
 
 // Where a ring of stages stands.
@@ -210,48 +211,68 @@ struct DenseFp8 {
   }
 
   // What load, rows and weights do: for every block of this CTA's range that has tokens for it, hand
-  // over this warp's part. They share the walk, so that its code is fetched once.
+  // over this warp's part. They share the walk, so that its code is fetched once. Blocks are looked at
+  // a warp at a time: empty ones cost next to nothing.
   static __device__ __forceinline__ void feed(int warp,
                                               const ptx::TensorMap& q_map,
                                               const ptx::TensorMap& k_map,
                                               const DenseArguments& args,
                                               Storage& shared) {
     const Windows windows = windows_of(args);
-    Cut cuts[2];
-    find_range(args, windows, shared, cuts);
-    const Cut low = cuts[0], high = cuts[1];
-    const int split = args.schedule == nullptr ? kAutoSplit : kScheduleSplit;
-    const int blocks = ceil_div(args.rows, kBlock);
+    // Kept in shared memory: these warps are short of registers.
+    Cut(&range)[2] = shared.range[warp - kMathWarps];
+    {
+      Cut cuts[2];
+      find_range(args, windows, shared, cuts);
+      if (threadIdx.x % kWarpSize == 0) range[0] = cuts[0], range[1] = cuts[1];
+      __syncwarp();
+    }
+    const int last = min(range[1].block, ceil_div(args.rows, kBlock) - 1);
     BlockRing ring;
     StageRing stages;
-    for (int block = low.block; block < blocks && block <= high.block; block++) {
-      const Hull hull = hull_of_block_by_warp(windows, kBlock, block);
-      const int splits = hull.splits(split);
-      const int from = block == low.block ? min(low.split, splits) : 0;
-      const int to = block == high.block ? min(high.split, splits) : splits;
-      if (from >= to) continue;
-      const int first = hull.first + from * split;
-      const int end = to == splits ? hull.end : hull.first + to * split;
-      const Piece piece{first, static_cast<uint32_t>(end - first), 1, 0};
-      wait_block(ring, shared);
-      if (warp == kLoadWarp) {
-        load_q(q_map, block, args.rows - block * kBlock, ring, shared);
-        load_k(k_map, args, piece, stages, shared);
-      } else if (warp == kRowsWarp) {
-        describe_rows(args, windows, block, piece, ring, shared);
-      } else if (args.weights_are_bf16) {
-        load_bf16_weights(args, block, ring, shared);
-      } else {
-        load_f32_weights(args, block, ring, shared);
+    for (int base = range[0].block; base <= last; base += kWarpSize) {
+      const int mine = base + static_cast<int>(threadIdx.x) % kWarpSize;
+      const Piece found = mine <= last ? piece_of(args, windows, range, mine) : Piece{};
+      uint32_t left = __ballot_sync(kAllLanes, found.length > 0);
+      for (; left != 0; left &= left - 1) {
+        const int lane = __ffs(left) - 1;
+        const Piece piece{__shfl_sync(kAllLanes, found.first, lane),
+                          __shfl_sync(kAllLanes, found.length, lane), 1, 0};
+        wait_block(ring, shared);
+        if (warp == kLoadWarp) {
+          load_q(q_map, base + lane, args.rows - (base + lane) * kBlock, ring, shared);
+          load_k(k_map, args, piece, stages, shared);
+        } else if (warp == kRowsWarp) {
+          describe_rows(args, windows, base + lane, piece, ring, shared);
+        } else if (args.weights_are_bf16) {
+          load_bf16_weights(args, base + lane, ring, shared);
+        } else {
+          load_f32_weights(args, base + lane, ring, shared);
+        }
+        ring.advance();
       }
-      ring.advance();
     }
     wait_block(ring, shared);
-    if (warp == kRowsWarp && threadIdx.x % kWarpSize == 0)
-      shared.piece[ring.stage] = Piece{0, 0, 0, 0};
+    if (warp == kRowsWarp && threadIdx.x % kWarpSize == 0) shared.piece[ring.stage] = Piece{};
     __syncwarp();
     const uint32_t q_full = ptx::shared_address(&shared.q_full[ring.stage]);
     ptx::mbarrier_arrive_if(q_full, warp == kWeightsWarp || threadIdx.x % kWarpSize == 0);
+  }
+
+  // What a range has of a block, by one thread.
+  static __device__ __forceinline__ Piece piece_of(const DenseArguments& args,
+                                                   const Windows& windows,
+                                                   const Cut (&range)[2],
+                                                   int block) {
+    const int split = args.schedule == nullptr ? kAutoSplit : kScheduleSplit;
+    const Hull hull = hull_of_block(windows, kBlock, block);
+    const int splits = hull.splits(split);
+    const int from = block == range[0].block ? min(range[0].split, splits) : 0;
+    const int to = block == range[1].block ? min(range[1].split, splits) : splits;
+    if (from >= to) return {};
+    const int first = hull.first + from * split;
+    const int end = to == splits ? hull.end : hull.first + to * split;
+    return {first, static_cast<uint32_t>(end - first), 1, 0};
   }
 
   // Waits until math is through with the block before the last one.

@@ -58,7 +58,7 @@ class DenseTiles:
         scales = self.stages * self.stage_rows * 4
         per_block = 2 * (BLOCK_COLUMNS * 4 + self.block * 16 + 16 + 4 * 16)
         barriers = 8 * (2 * 2 + 2 * self.stages)
-        cuts = 8 * (THREADS // WARP) + 2 * 8
+        cuts = 8 * (THREADS // WARP) + 2 * 8 + 4 * 2 * 8
         return _aligned(rings + FILL_BYTES + scales + per_block + barriers + cuts, 1024)
 
 

@@ -15,10 +15,13 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
 import mqa
 from mqa.problem import DenseProblem, parse

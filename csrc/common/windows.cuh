@@ -82,7 +82,7 @@ struct Cut {
 };
 
 // What a block of `rows` rows (as they count) and `tasks` tasks weighs: once + rows * tasks, `once`
-// with its first task. In schedules `once` is 1.
+// with its first task.
 struct Weights {
   int once;
   int rows;

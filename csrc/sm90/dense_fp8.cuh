@@ -146,8 +146,6 @@ struct DenseFp8 {
   static constexpr int kAligned = kBodyStages < kStages ? kBodyStages : kStages;
   static constexpr int kOutputs = kRows > 1 ? kRows / 2 : 1;  // logits of a thread and tile
   static constexpr int kBoxRows = kStageRows < 256 ? kStageRows : 256;
-  // What a change of blocks costs, where a row of a task of kAutoSplit tokens costs 1.
-  static constexpr int kBlockStart = ceil_div(kBlock * 3, 8);
   static constexpr int kQBytes = kBlockColumns * kDim;
   static constexpr int kKBytes = kStageRows * kDim;
   static constexpr int kLogitBytes = sizeof(Logit);
@@ -171,9 +169,10 @@ struct DenseFp8 {
     return rows <= kRows ? 4 : rows <= 2 * kRows ? 2 : 1;
   }
 
-  // What a block weighs where no schedule is given.
+  // What a block weighs where no schedule is given: a start as much as two tasks.
   static __device__ __forceinline__ Weights weigh(int rows, int tasks) {
-    return {kBlockStart, kBlock / groups_for(rows), tasks};
+    const int counted = kBlock / groups_for(rows);
+    return {tasks > 0 ? 1 + 2 * counted : 1, counted, tasks};
   }
 
   // Whether all threads have to find this CTA's range together; else each warp does that for itself.

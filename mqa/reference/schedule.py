@@ -9,8 +9,8 @@ dense task and the group's first row of a paged one.
 
 A group of R rows and T tasks weighs O + R * T; the O belongs to its first task. In paged calls O
 is 1. In dense calls it is 1 + R, and 1 if there are no tasks: to change query blocks takes about
-as long as a task. Fresh cut i is the first task that begins at or after weight floor(i * total / M),
-so no SM's weight exceeds ceil(total / M) plus the heaviest task.
+as long as a task. Fresh cut i is the first task that begins at or after weight
+floor(i * total / M), so no SM's weight exceeds ceil(total / M) plus the heaviest task.
 """
 
 from __future__ import annotations

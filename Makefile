@@ -13,7 +13,7 @@ ARGS ?=
 CSRC = $(shell find csrc -type f \( -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.hpp' -o -name '*.cpp' \) 2>/dev/null)
 CLI = -m mqa
 
-.PHONY: demo test test-gpu test-deep lint bench docs performance format clean help
+.PHONY: demo test test-gpu test-deep lint bench compile docs performance format clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'test-deep    the same tests with more examples, and the slow ones'
 	@echo 'test-gpu     the tests that need a GPU, with PYTHON=$(PYTHON)'
 	@echo 'bench        mqa bench $$ARGS, with PYTHON=$(PYTHON)'
+	@echo 'compile      every kernel of Hopper into the cache, needs no GPU; of CI: ARGS=--covering'
 	@echo 'docs         docs/api.md from signatures and docstrings'
 	@echo 'performance  docs/performance.md from the reports in docs/benchmarks'
 	@echo 'lint format clean'
@@ -61,6 +62,9 @@ format: $(STAMP)
 
 bench: $(if $(shell $(PYTHON) -c 'import torch' 2>/dev/null && echo yes),,$(STAMP))
 	$(if $^,$(PY),$(PYTHON)) $(CLI) bench $(ARGS)
+
+compile: $(STAMP)
+	$(PY) $(CLI) compile --arch sm_90a $(ARGS)
 
 docs: $(STAMP)
 	$(PY) tools/generate_docs.py

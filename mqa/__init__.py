@@ -7,6 +7,7 @@
 
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from mqa import cuda, formats
 from mqa.backends import BackendStatus, Support, backends
@@ -57,7 +58,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name == "testing":  # not needed to compute, so not imported until asked for
-        return importlib.import_module("mqa.testing")
-    raise AttributeError(f"module 'mqa' has no attribute {name!r}")
+if TYPE_CHECKING:
+    from mqa import testing as testing  # An attribute, but one that type checkers know by name.
+else:
+
+    def __getattr__(name: str) -> ModuleType:
+        if name == "testing":  # not needed to compute, so not imported until asked for
+            return importlib.import_module("mqa.testing")
+        raise AttributeError(f"module 'mqa' has no attribute {name!r}")

@@ -78,7 +78,7 @@ def integer(argument: str, value: Any, least: int = 0) -> int:
     if value < least:
         reject(argument, value, f"at least {least}")
     if value > INT32_MAX:
-        reject(argument, value, f"at most {INT32_MAX}: positions are int32")
+        reject(argument, value, f"at most {INT32_MAX}: positions and counts are int32")
     return value  # type: ignore[no-any-return]
 
 
@@ -94,3 +94,13 @@ def device(argument: str, value: Any) -> torch.device:
         return torch.device(value)
     except (RuntimeError, TypeError, ValueError) as error:
         reject(argument, value, f"a device: {str(error).splitlines()[0]}")
+
+
+def countable(argument: str, value: Tensor, size: Any) -> None:
+    """Raise ValueError for a tensor whose rows or tokens an int32 cannot number."""
+    if not isinstance(size, torch.SymInt) and size > INT32_MAX:
+        reject(
+            f"{argument}.shape",
+            tuple(value.shape),
+            f"at most {INT32_MAX} rows: positions are int32",
+        )

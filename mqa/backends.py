@@ -7,13 +7,10 @@ error that lists every reason.
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 import torch
@@ -21,7 +18,7 @@ from torch import Tensor
 
 from mqa import arguments, config
 from mqa.cuda.sm90 import SM90
-from mqa.errors import BackendUnavailableError, FallbackWarning
+from mqa.errors import BackendUnavailableError, FallbackWarning, callers_level
 from mqa.prepared import Launch
 from mqa.problem import Format, Problem
 from mqa.reference import blockwise, schedule
@@ -265,13 +262,4 @@ def _fall_back(problem: Problem, device: torch.device) -> None:
         _warned.add(why)
     if not known:
         message = f"the slow reference runs on {device}: {why} (MQA_FALLBACK=silent hides this)"
-        warnings.warn(message, FallbackWarning, stacklevel=_callers_level())
-
-
-def _callers_level() -> int:
-    """The `stacklevel` that makes a warning point at the code that called this package."""
-    home, level = str(Path(__file__).parent), 1
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(home):
-        frame, level = frame.f_back, level + 1
-    return level
+        warnings.warn(message, FallbackWarning, stacklevel=callers_level())

@@ -31,15 +31,15 @@ def get_num_sms(device: torch.device | str | int | None = None) -> int:
 
 
 def set_num_sms(num_sms: int, device: torch.device | str | int | None = None) -> None:
-    """Make schedules on `device` for `num_sms` SMs (at least 1), to leave some to other work.
+    """Use `num_sms` SMs of `device`, to leave the others to other work.
 
-    Raises TypeError unless `num_sms` is an int, ValueError if it is below 1.
+    Schedules made from then on have that many parts, and calls without a schedule launch that many
+    blocks, in all threads and on all streams of the process. A call with a schedule launches as
+    many as its schedule has parts. Graphs captured before keep what they captured.
+
+    Raises TypeError unless `num_sms` is an int, ValueError unless it is in [1, 2^31 - 1].
     """
-    if isinstance(num_sms, bool) or not isinstance(num_sms, int):
-        raise TypeError(f"set_num_sms: num_sms={num_sms!r}, expected an int")
-    if num_sms < 1:
-        raise ValueError(f"set_num_sms: num_sms={num_sms}, expected at least 1")
-    _num_sms[_resolve(device)] = num_sms
+    _num_sms[_resolve(device)] = arguments.integer("num_sms", num_sms, least=1)
     _changed()
 
 
@@ -49,7 +49,13 @@ def get_pdl(device: torch.device | str | int | None = None) -> bool:
 
 
 def set_pdl(flag: bool, device: torch.device | str | int | None = None) -> None:  # noqa: FBT001
-    """Switch programmatic dependent launch on `device`; TypeError unless `flag` is a bool."""
+    """Switch programmatic dependent launch on `device`; TypeError unless `flag` is a bool.
+
+    Kernels launched from then on may start while the kernel before them on their stream still runs;
+    they wait for its results before they read anything. In turn they let a dependent start early:
+    a kernel of yours that is launched with the attribute right after one of these must execute
+    `griddepcontrol.wait` before it touches the logits.
+    """
     if not isinstance(flag, bool):
         raise TypeError(f"set_pdl: flag={flag!r}, expected a bool")
     _pdl[_resolve(device)] = flag

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import FrameType
+
 
 class BackendUnavailableError(RuntimeError):
     """No backend, or not the one asked for, can run this call on this device.
@@ -28,3 +32,12 @@ class CompileError(RuntimeError):
 
 class CacheWarning(UserWarning):
     """Compiled kernels cannot be written to disk and are kept in this process only."""
+
+
+def callers_level() -> int:
+    """The `stacklevel` that makes a warning point at the code that called this package."""
+    home, level = str(Path(__file__).parent), 1
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(home):
+        frame, level = frame.f_back, level + 1
+    return level

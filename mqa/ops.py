@@ -322,18 +322,13 @@ def warmup(
 def _traced(*values: object) -> bool:
     """Whether something has to see an operator: a compiler, a dispatch mode, a transform, a tensor
     that is more or less than memory."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or any([_special(value) for value in values])  # a list: this is on every call's way
-    )
+    return prepared.traced() or any(map(_special, values))
 
 
 def _special(value: object) -> bool:
     if isinstance(value, Tensor):
         return type(value) not in (Tensor, torch.nn.Parameter) or value.is_meta
-    return isinstance(value, tuple | list) and any([_special(part) for part in value])
+    return isinstance(value, tuple | list) and any(map(_special, value))
 
 
 def _device(device: torch.device | str | None) -> torch.device:

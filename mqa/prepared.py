@@ -6,11 +6,13 @@ So the first call of a form takes the long way (`mqa.run`) and leaves a launch h
 look at their addresses and launch. Only dense FP8 calls on CUDA tensors come here.
 
 That tensors have the form of earlier ones is asked of torch's own guards, those of torch.compile:
-in Python the question costs as much as all the rest. Without them every call takes the long way.
+in Python the question costs as much as all the rest. Where they don't work, every call takes the
+long way.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,13 +20,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from mqa import config, devices
+from mqa import config, devices, rules
 
-_torch_guards: Any
-try:
-    from torch._C._dynamo import guards as _torch_guards
-except ImportError:  # pragma: no cover  (in no torch that we support so far)
-    _torch_guards = None
 
 Launch: TypeAlias = Callable[[tuple[int, ...]], None]
 """Runs a prepared dense call on the tensors at these addresses: q, k, k scale, weights, start, end,
@@ -41,6 +38,8 @@ _address = Tensor.data_ptr
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
+    version: tuple[int, int]
+    """The settings that it was made under."""
     guards: Any
     """`guards.check(*tensors)`: they have shapes, strides, dtypes, devices like the first ones, and
     are plain tensors that autograd does not follow."""
@@ -53,7 +52,6 @@ class Prepared:
 
 
 _known: dict[tuple[Any, ...], tuple[Prepared, ...]] = {}
-_settings = (0, 0)
 
 
 def dense(
@@ -70,16 +68,18 @@ def dense(
     out: Any,
 ) -> Tensor | None:
     """Run the call if one of its form is known and its addresses allow it; else None."""
-    if _traced() or not _known:  # In this order: compiled code must not depend on what is known.
+    if (
+        traced() or config.debug() or not _known
+    ):  # In this order: compiled code must not depend on what is known.
         return None
     inputs = _inputs(q, kv, weights, start, end, schedule)
     key = _key(inputs, clean, max_seqlen_k, dtype, schedule, backend, out)
     if key is None:
         return None
-    _heed_settings()
     tensors = inputs if out is None else (*inputs, out)
+    version = settings()
     for known in _known.get(key, ()):
-        if known.guards.check(*tensors):
+        if known.version == version and known.guards.check(*tensors):
             return _launch(known, inputs, dtype, schedule, out)
     return None
 
@@ -115,38 +115,57 @@ def keep(
     given: Tensor | None,
     launch: Launch,
     out: Tensor,
+    version: tuple[int, int],
 ) -> None:
-    """Remember how a call was launched. `given` is its argument `out`, `out` its result."""
+    """Remember how a call was launched. `given` is its argument `out`, `out` its result, `version`
+    what `settings()` said before the launch was made."""
     inputs = _inputs(q, kv, weights, start, end, schedule)
     key = _key(inputs, clean, max_seqlen_k, dtype, schedule, backend, given)
     plain = all(type(tensor) is Tensor and tensor.is_cuda for tensor in (*inputs, out))
-    if key is None or not plain or any(tensor.requires_grad for tensor in (*inputs, out)):
+    if (
+        key is None
+        or not plain
+        or not _guards_work()
+        or any(tensor.requires_grad for tensor in (*inputs, out))
+    ):
         return
-    _heed_settings()
     if len(_known) >= _MOST:
         _known.clear()
     rows, width = out.shape
     result = (rows, out.stride(0), width)
     guards = _guards(inputs if given is None else (*inputs, given))
-    prepared = Prepared(guards, launch, tuple(map(_reach, inputs)), _reach(out), result)
+    reach = tuple(map(_reach, inputs))
+    prepared = Prepared(version, guards, launch, reach, _reach(out), result)
     _known[key] = (prepared, *_known.get(key, ())[: _MOST_FORMS - 1])
 
 
 def _guards(tensors: tuple[Tensor, ...]) -> Any:
-    sizes = [list(tensor.shape) for tensor in tensors]
-    strides = [list(tensor.stride()) for tensor in tensors]
-    return _torch_guards.TensorGuards(
-        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
-    )
+    from torch._C._dynamo.guards import TensorGuards
+
+    sizes: Any = [list(tensor.shape) for tensor in tensors]
+    strides: Any = [list(tensor.stride()) for tensor in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
-def _traced() -> bool:
-    """Whether something has to see an operator, or values have to be checked."""
+@functools.cache
+def _guards_work() -> bool:
+    """Whether this torch has the guards and they tell tensors apart as we need it: they are not
+    among torch's public names, and a call must never fail for them."""
+    one, wide = torch.zeros(2, 3), torch.zeros(2, 4)[:, :3]
+    try:
+        guards = _guards((one, wide))
+        others = ((wide, wide), (one, one), (one, wide.double()), (one, torch.zeros(2, 2)))
+        return bool(guards.check(one, wide)) and not any(guards.check(*pair) for pair in others)
+    except Exception:  # whatever a later torch makes of the question, the answer is no
+        return False
+
+
+def traced() -> bool:
+    """Whether a compiler, a dispatch mode or a transform has to see an operator."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or config.debug()
     )
 
 
@@ -171,7 +190,7 @@ def _key(
 ) -> tuple[Any, ...] | None:
     """Where to look for a form; None for calls that are never kept, such as those with an argument
     of a type that may compare equal to the right one."""
-    if not inputs or type(inputs[1]) is not Tensor or _torch_guards is None:
+    if not inputs or type(inputs[1]) is not Tensor:
         return None
     if type(clean) is not bool or type(max_seqlen_k) is not int or type(dtype) is not torch.dtype:
         return None
@@ -184,15 +203,6 @@ def _key(
 def settings() -> tuple[int, int]:
     """Changes with any setting that a launch depends on."""
     return config.version(), devices.version()
-
-
-def _heed_settings() -> None:
-    """Forget everything if a setting has changed."""
-    global _settings
-    now = settings()
-    if now != _settings:
-        _known.clear()
-        _settings = now
 
 
 def _overlap(low: int, size: int, addresses: tuple[int, ...], reach: tuple[int, ...]) -> bool:
@@ -211,7 +221,5 @@ def _overlap(low: int, size: int, addresses: tuple[int, ...], reach: tuple[int, 
 
 
 def _reach(tensor: Tensor) -> int:
-    if tensor.numel() == 0:
-        return 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return int(1 + sum((size - 1) * step for size, step in steps)) * tensor.element_size()
+    low, high = rules.reach(tensor)
+    return high - low if tensor.numel() else 0

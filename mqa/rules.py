@@ -148,16 +148,16 @@ def no_overlap(out: Tensor | None, inputs: dict[str, Tensor | None]) -> None:
     """Reject an `out` that shares bytes with an input, which may be read after they are written."""
     if out is None or out.numel() == 0:
         return
-    storage, (low, high) = out.untyped_storage().data_ptr(), _reach(out)
+    low, high = reach(out)
     for name, value in inputs.items():
-        if value is None or value.untyped_storage().data_ptr() != storage or value.numel() == 0:
+        if value is None or value.numel() == 0 or value.device != out.device:
             continue
-        first, last = _reach(value)
+        first, last = reach(value)
         if first < high and low < last:
             arguments.reject("out", out, f"memory of its own, but it overlaps {name}")
 
 
-def _reach(tensor: Tensor) -> tuple[int, int]:
+def reach(tensor: Tensor) -> tuple[int, int]:
     """Addresses of a tensor's first byte and of the one behind its last."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     elements = 1 + sum((size - 1) * stride for size, stride in steps)

@@ -31,14 +31,14 @@ def dense(
     options = (clean, max_seqlen_k, dtype, schedule_meta)
     call = validate.dense(*tensors, *options, out)
     chosen = choose(call.problem, call.q.device, backend)
-    given, settings = out, prepared.settings()
+    given, version = out, prepared.settings()
     if out is None:
         out = new_result(call.q, call.problem.rows, call.problem.width, dtype)
     if out.numel():
         chosen.dense(call, out)
         launch = chosen.prepare(call, out)
-        if launch is not None and settings == prepared.settings():
-            prepared.keep(*tensors, *options, backend, given, launch, out)
+        if launch is not None:
+            prepared.keep(*tensors, *options, backend, given, launch, out, version)
     return out
 
 

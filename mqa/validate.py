@@ -122,6 +122,8 @@ def check_dense(
         arguments.rank("kv[0]", k, "[N, D]"),
     )
     D = rules.head_dim_of(fmt, H, stored)
+    arguments.countable("q", q, S)
+    arguments.countable("kv[0]", k, N)
     arguments.expect_shape("kv[0]", k, (N, stored))
     if tuple(kv_scale.shape) == (N, 1):
         kv_scale = kv_scale.squeeze(1)
@@ -162,7 +164,7 @@ def dense(
     if M and values.readable(t.q):
         values.windows_fit(start, end, N, M)
     inputs = (t.q, t.q_scale, t.k, t.kv_scale, weights, start, end)
-    rules.no_overlap(out, dict(zip(_DENSE_ARGUMENTS, inputs, strict=False)))
+    rules.no_overlap(out, dict(zip(_DENSE_ARGUMENTS, (*inputs, schedule_meta), strict=True)))
     problem = DenseProblem(
         format=t.format,
         S=S,
@@ -258,7 +260,7 @@ def paged(
         values.lens_fit(context_lens, next_n, L, columns * page_size)
         values.blocks_exist(context_lens, next_n, block_table, indices, page_size, blocks)
     inputs = (t.q, t.q_scale, *tensors, indices)
-    rules.no_overlap(out, dict(zip(_PAGED_ARGUMENTS, inputs, strict=False)))
+    rules.no_overlap(out, dict(zip(_PAGED_ARGUMENTS, (*inputs, schedule_meta), strict=True)))
     problem = PagedProblem(
         format=t.format,
         B=B,
@@ -283,6 +285,7 @@ def paged(
 def dense_metadata(start: Any, end: Any, num_kv_tokens: Any, num_heads: Any) -> None:
     """Check the arguments of `mqa.get_mqa_logits_metadata`."""
     rows = arguments.rank("cu_seq_len_k_start", start, "[S]")
+    arguments.countable("cu_seq_len_k_start", start, rows[0])
     arguments.expect("cu_seq_len_k_start", start, rows, (torch.int32,))
     arguments.expect("cu_seq_len_k_end", end, rows, (torch.int32,))
     arguments.integer("num_kv_tokens", num_kv_tokens)

@@ -98,6 +98,17 @@ def test_results_come_between_the_markers_and_nothing_else_changes(
     assert "Measured 2001-02-03 by `mqa bench --only 'a b'`, 7 pairs a row" in page
 
 
+def test_the_code_that_was_measured_is_named_where_the_report_does(
+    generator: ModuleType, folder: Path
+) -> None:
+    report = _report("hopper")
+    report["versions"] |= {"commit": "v1-2-gabc-dirty", "kernels": "0123456789ab"}
+    (folder / "hopper.json").write_text(json.dumps(report))
+    page = generator.render(_page(generator), folder)
+    assert "mqa 1.2.3, commit v1-2-gabc-dirty, kernels 0123456789ab, other-mqa 9" in page
+    assert "mqa 1.2.3, other-mqa 9" in page  # the other report does not
+
+
 def test_a_changed_number_makes_the_page_stale(generator: ModuleType, folder: Path) -> None:
     page = generator.render(_page(generator), folder)
     report = _report("hopper")

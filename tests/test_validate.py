@@ -264,6 +264,35 @@ def test_an_out_that_overlaps_an_input_is_refused() -> None:
     assert torch.equal(mqa.fp8_fp4_mqa_logits(**apart), mqa.fp8_fp4_mqa_logits(**dense()))
 
 
+def test_an_out_that_overlaps_the_schedule_is_refused() -> None:
+    memory = torch.ones(S, N)
+    arguments = dense() | {"schedule_meta": memory.view(torch.int32).view(-1)[:4].view(2, 2)}
+    with pytest.raises(ValueError, match=r"^out=.*it overlaps schedule_meta"):
+        mqa.fp8_fp4_mqa_logits(**arguments, out=memory)
+    with pytest.raises(ValueError, match=r"^out=.*it overlaps schedule_meta"):
+        batch = paged() | {"schedule_meta": memory.view(torch.int32).view(-1)[:4].view(2, 2)}
+        shape = mqa.fp8_fp4_paged_mqa_logits(**paged()).shape
+        mqa.fp8_fp4_paged_mqa_logits(**batch, out=memory.view(-1)[: shape.numel()].view(shape))
+
+
+def test_a_schedule_that_overlaps_what_it_is_made_of_is_refused() -> None:
+    memory = torch.zeros(12, dtype=torch.int32)
+    out = memory[:4].view(2, 2)
+    with pytest.raises(ValueError, match=r"^out=.*it overlaps cu_seq_len_k_end"):
+        mqa.get_mqa_logits_metadata(memory[8:], memory[3:7], 9, 64, out=out)
+    with pytest.raises(ValueError, match=r"^out=.*it overlaps context_lens"):
+        mqa.get_paged_mqa_logits_metadata(memory[2:5], 64, 1, out=out)
+
+
+def test_more_tokens_than_an_int32_can_number_are_refused() -> None:
+    k = torch.empty(2**31 + 5, 32, device="meta", dtype=torch.float8_e4m3fn)
+    kv = (k, torch.empty(len(k), device="meta"))
+    q = torch.empty(2, 8, 32, device="meta", dtype=torch.float8_e4m3fn)
+    window = torch.empty(2, device="meta", dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"^kv\[0\].shape=.*at most 2147483647 rows"):
+        mqa.fp8_fp4_mqa_logits(q, kv, torch.empty(2, 8, device="meta"), window, window)
+
+
 def test_an_out_that_wants_a_gradient_is_refused() -> None:
     out = torch.zeros(S, N, requires_grad=True)
     with pytest.raises(ValueError, match=r"^out.requires_grad"):

@@ -84,6 +84,8 @@ def _facts(path: Path, report: Mapping[str, Any]) -> str:
     versions, peer = report["versions"], report["peer"]
     named = {
         "mqa": versions["mqa"],
+        "commit": versions.get("commit"),  # reports of earlier versions have neither of these
+        "kernels": versions.get("kernels"),
         peer["name"]: peer["version"],
         "torch": versions["torch"],
         "CUDA": versions["cuda"],

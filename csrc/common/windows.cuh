@@ -40,12 +40,13 @@ struct Windows {
   int rows;
   int tokens;
 
-  // Rows past the last see nothing. Without a branch, so that several loads are on their way at
+  // Rows past the last, also past 2^31, see nothing. Without a branch, so that several loads are on their way at
   // once; there is at least one row.
   __device__ __forceinline__ Window operator[](int row) const {
-    const int existing = min(row, rows - 1);
+    const uint32_t last = rows - 1, existing = min(static_cast<uint32_t>(row), last);
     const int low = start[existing * start_stride], high = end[existing * end_stride];
-    return {min(max(low, 0), tokens), row < rows ? min(max(high, 0), tokens) : 0};
+    const bool exists = static_cast<uint32_t>(row) <= last;
+    return {min(max(low, 0), tokens), exists ? min(max(high, 0), tokens) : 0};
   }
 };
 
@@ -99,18 +100,12 @@ struct Weights {
   }
 };
 
-// floor(i * total / parts).
+// floor(i * total / parts), for i up to parts + 1.
 __device__ __forceinline__ int64_t share(int64_t total, int i, int parts) {
-  int64_t each;
-  int rest;
-  if (total >> 32 == 0) {  // a 64-bit division is 100 instructions, which few calls need
-    each = static_cast<uint32_t>(total) / static_cast<uint32_t>(parts);
-    rest = static_cast<int>(static_cast<uint32_t>(total) % static_cast<uint32_t>(parts));
-  } else {
-    each = total / parts;
-    rest = static_cast<int>(total % parts);
-  }
-  return each * i + static_cast<uint32_t>(rest) * static_cast<uint32_t>(i) / parts;
+  if (total >> 32 != 0 || parts >= 1 << 15) return total / parts * i + total % parts * i / parts;
+  // A 64-bit division takes 100 instructions, which few calls need.
+  const uint32_t sum = static_cast<uint32_t>(total), count = static_cast<uint32_t>(parts);
+  return static_cast<int64_t>(sum / count) * i + sum % count * static_cast<uint32_t>(i) / count;
 }
 
 template <int kThreads>

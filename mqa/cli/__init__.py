@@ -1,4 +1,7 @@
-"""The `mqa` command: demo, doctor, check, explain, bench. Needs the extras `cli` and `plots`."""
+"""The `mqa` command: demo, doctor, check, explain, bench, compile.
+
+Needs the extras `cli` and, for pictures, `plots`.
+"""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _root(
     mqa check                         does every backend compute what it should
     mqa explain "dense fp8 S=..."     who would run this call, and why not the others
     mqa bench                         how fast, against what people use today
-    mqa compile --arch sm_90a         compile kernels ahead of their first call
+    mqa compile --arch sm_90a         compile every kernel ahead of its first call
     """
     if context.invoked_subcommand is None:
         print_whole(standard_output(), context.get_help())

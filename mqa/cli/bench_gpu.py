@@ -211,6 +211,9 @@ def _warm_up(rows: Sequence[Comparison], where: torch.device) -> Entry:
 
 def _facts(options: Options, device: Device, peer: Peer) -> dict[str, Any]:
     versions = machine.versions() | {name: machine.installed(name) for name in _PACKAGES}
+    versions["kernels"] = machine.kernels()
+    if commit := machine.commit():
+        versions["commit"] = commit
     return {
         "suite": options.suite,
         "command": options.command,

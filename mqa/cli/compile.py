@@ -5,8 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,31 +24,40 @@ from mqa.cuda.compiler import Binary
 from mqa.cuda.plan import Kernel
 from mqa.errors import CacheWarning, CompileError
 
+_COMPILED, _COPIED, _BEFORE, _FAILED = "compiled", "copied", "before", "failed"
+
 
 @dataclass(frozen=True)
 class _Outcome:
     kernel: Kernel
     binary: Binary | None
     """None if it did not compile."""
-    time: str
+    origin: str
+    """`compiled`, `copied` from a directory that is only read, in place `before`, or `failed`."""
+    seconds: float
     complaint: str
     """Why it is not fit for use; empty if it is."""
 
 
 def compile(
     arch: Annotated[str, typer.Option(help="Architecture, like sm_90a.")],
-    name: Annotated[str, typer.Argument(help="Only kernels whose full name has this in it.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="Of all kernels, those whose full name has this in it.")
+    ] = "",
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Kernels at a time; default: one a core.")
     ] = None,
-    every: Annotated[
-        bool, typer.Option("--every", help="Every variant, not only a set that covers all choices.")
+    covering: Annotated[
+        bool, typer.Option("--covering", help="Only a set in which every two choices meet.")
     ] = False,
     only_list: Annotated[
         bool, typer.Option("--list", help="Show the names; compile nothing.")
     ] = False,
 ) -> None:
-    """Compile kernels into the cache, so that first calls don't wait. Needs no GPU.
+    """Compile every kernel of an architecture into the cache. Needs no GPU.
+
+    First calls then find them and don't wait. Kernels go to MQA_CACHE_DIR: those that a directory
+    of MQA_CACHE_PATH has are copied there, so that it is whole by itself.
 
     Exits with 1 if a kernel does not compile, spills registers, has its tensor-core instructions
     serialised, or cannot be kept on disk.
@@ -54,15 +65,18 @@ def compile(
     \b
     Examples:
       mqa compile --arch sm_90a
-      mqa compile --arch sm_90a paged --jobs 4
-      mqa compile --arch sm_90a --every --list
+      mqa compile --arch sm_90a "dense_fp8<64, 128" --jobs 4
+      mqa compile --arch sm_90a --covering --list
     """
-    kernels = _chosen(arch, name, every=every)
+    kernels = _chosen(arch, name, covering=covering)
     if only_list:
         for kernel in kernels:
             print_whole(standard_output(), str(kernel))
         return
-    outcomes = _compile_all(kernels, arch, jobs or machine.usable_cores())
+    folder = config.cache_dir()
+    if folder is None:
+        raise Stop("no home directory to keep kernels in: set MQA_CACHE_DIR", exit_code=1)
+    outcomes = _compile_all(kernels, arch, folder, jobs or machine.usable_cores())
     standard_output().print(_table(outcomes))
     complaints = [outcome.complaint for outcome in outcomes if outcome.complaint]
     complaints += filter(None, [cache.trouble()])
@@ -70,12 +84,27 @@ def compile(
         print_whole(standard_error(), complaint)
     if complaints:
         raise typer.Exit(1)
-    print_whole(standard_output(), f"{len(kernels)} kernels of {arch} in {config.cache_dir()}")
+    print_whole(standard_output(), f"{_total(outcomes)} of {arch} in {folder}: {_sum(outcomes)}")
 
 
-def _chosen(arch: str, name: str, *, every: bool) -> list[Kernel]:
+def _total(outcomes: list[_Outcome]) -> str:
+    return f"{len(outcomes)} kernel{'' if len(outcomes) == 1 else 's'}"
+
+
+def _sum(outcomes: list[_Outcome]) -> str:
+    """Where they come from, such as "3 compiled, 43 there before"."""
+    words = {_COMPILED: "compiled", _COPIED: "copied from MQA_CACHE_PATH", _BEFORE: "there before"}
+    counts = Counter(outcome.origin for outcome in outcomes)
+    return ", ".join(f"{counts[origin]} {text}" for origin, text in words.items() if counts[origin])
+
+
+def _chosen(arch: str, name: str, *, covering: bool) -> list[Kernel]:
+    if name and covering:
+        raise Stop(
+            f"--covering takes no name, got {name!r}: names are looked for among all kernels"
+        )
     try:
-        known = variants.kernels(arch, every=every)
+        known = variants.kernels(arch, every=not covering)
     except ValueError as error:
         raise Stop(str(error)) from error
     chosen = [kernel for kernel in known if name in str(kernel)]
@@ -84,7 +113,7 @@ def _chosen(arch: str, name: str, *, every: bool) -> list[Kernel]:
     return chosen
 
 
-def _compile_all(kernels: list[Kernel], arch: str, jobs: int) -> list[_Outcome]:
+def _compile_all(kernels: list[Kernel], arch: str, folder: Path, jobs: int) -> list[_Outcome]:
     """Compile on several threads (NVRTC runs without Python's lock), with a progress bar."""
     missing = compiler.unavailable()
     if missing is not None:
@@ -94,7 +123,7 @@ def _compile_all(kernels: list[Kernel], arch: str, jobs: int) -> list[_Outcome]:
         warnings.simplefilter("ignore", CacheWarning)  # Told at the end.
         task = bar.add_task("compiling", total=len(kernels))
         try:
-            running = [pool.submit(_compile_one, kernel, arch) for kernel in kernels]
+            running = [pool.submit(_compile_one, kernel, arch, folder) for kernel in kernels]
             for _ in concurrent.futures.as_completed(running):
                 bar.advance(task)
         finally:
@@ -102,17 +131,23 @@ def _compile_all(kernels: list[Kernel], arch: str, jobs: int) -> list[_Outcome]:
     return [future.result() for future in running]
 
 
-def _compile_one(kernel: Kernel, arch: str) -> _Outcome:
-    cached = cache.find(kernel, arch) is not None
+def _compile_one(kernel: Kernel, arch: str, folder: Path) -> _Outcome:
+    """Get the kernel, and see to it that `folder` has it, whatever else does."""
+    name = cache.key(kernel, arch)
+    if cache._read(folder, name) is not None:
+        origin = _BEFORE
+    else:
+        origin = _COMPILED if cache.find(kernel, arch) is None else _COPIED
     start = time.perf_counter()
     try:
         binary = cache.get(kernel, arch)
     except CompileError as error:
-        return _Outcome(kernel, None, "failed", str(error))
-    seconds = time.perf_counter() - start
+        return _Outcome(kernel, None, _FAILED, time.perf_counter() - start, str(error))
+    if origin == _COPIED:
+        cache._write(folder, name, binary)
     findings = "; ".join(compiler.findings(binary.log))
     complaint = f"{kernel}: {findings}" if findings else ""
-    return _Outcome(kernel, binary, "cached" if cached else f"{seconds:.2f} s", complaint)
+    return _Outcome(kernel, binary, origin, time.perf_counter() - start, complaint)
 
 
 def _table(outcomes: list[_Outcome]) -> Table:
@@ -133,4 +168,4 @@ def _facts(outcome: _Outcome) -> Iterator[str]:
     else:
         yield from "---"
     yield f"{len(outcome.binary.image) / 1024:.0f}" if outcome.binary else "-"
-    yield outcome.time
+    yield f"{outcome.seconds:.2f} s" if outcome.origin == _COMPILED else outcome.origin

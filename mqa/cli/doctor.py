@@ -21,7 +21,7 @@ import mqa
 from mqa import config
 from mqa.cli import machine
 from mqa.cli.console import one_line, print_whole, standard_output
-from mqa.cuda import compiler
+from mqa.cuda import cache, compiler, variants
 
 Row = tuple[str, str]
 _TOOLCHAIN = (
@@ -130,18 +130,32 @@ def _release(identity: str) -> str:
 
 
 def _cache_rows() -> Iterator[Row]:
+    wanted = _wanted()
     for folder in config.cache_path():
-        yield "read first", f"{folder}: {_contents(folder)}"
+        yield "read first", f"{folder}: {', '.join(_contents(folder, wanted))}"
     own = config.cache_dir()
     if own is None:
         yield "read and written", "none: no home directory, and MQA_CACHE_DIR is not set"
     else:
-        yield "read and written", f"{own}: {_contents(own)}, {_access(own)}"
+        yield "read and written", f"{own}: {', '.join((*_contents(own, wanted), _access(own)))}"
 
 
-def _contents(folder: Path) -> str:
+def _wanted() -> dict[str, list[str]]:
+    """For each architecture the names of its kernels' files; nothing without a compiler."""
+    if compiler.unavailable() is not None:
+        return {}
+    return {
+        arch: [cache.key(kernel, arch) for kernel in variants.kernels(arch, every=True)]
+        for arch in variants.REGISTRY
+    }
+
+
+def _contents(folder: Path, wanted: dict[str, list[str]]) -> Iterator[str]:
     sizes = [path.stat().st_size for path in folder.glob("*.bin")]
-    return f"{len(sizes)} compiled, {sum(sizes) / 2**20:.1f} MiB"
+    yield f"{len(sizes)} compiled, {sum(sizes) / 2**20:.1f} MiB"
+    for arch, names in wanted.items():
+        present = sum((folder / f"{name}.bin").is_file() for name in names)
+        yield f"{present} of {len(names)} kernels of {arch} present for this compiler"
 
 
 def _access(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 import mqa
+from mqa.cuda import compiler
 
 _GIB = 1 << 30
 _PACKAGES = (
@@ -53,6 +55,24 @@ def installed(distribution: str) -> str | None:
         return None
 
 
+def kernels() -> str:
+    """Digest of the CUDA sources: two reports with the same one measured the same kernels."""
+    root, digest = compiler.sources(), hashlib.sha256()
+    for path in sorted(root.rglob("*.cuh")):
+        for part in (path.relative_to(root).as_posix().encode(), path.read_bytes()):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:12]
+
+
+def commit() -> str | None:
+    """What git calls the checkout that mqa is imported from; None if it is none."""
+    root = Path(mqa.__file__).resolve().parent.parent
+    if not (root / ".git").exists():  # Else git would name a repository somewhere above.
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    return _said(command) or None
+
+
 def gpus() -> list[dict[str, Any]]:
     """Name, capability and memory of each GPU that torch sees."""
     found = []
@@ -72,11 +92,7 @@ def gpus() -> list[dict[str, Any]]:
 def driver() -> str | None:
     """Version of the NVIDIA driver, or None."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    lines = done.stdout.split()
+    lines = _said(command).split()
     return lines[0] if lines else None
 
 
@@ -101,6 +117,15 @@ def load() -> float | None:
     Other work on the same cores slows code with many short parallel loops out of proportion.
     """
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def _said(command: list[str]) -> str:
+    """What a program prints; nothing where it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
 
 
 def _cpu_model() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 import struct
@@ -23,7 +24,7 @@ from mqa import config
 from mqa.cuda import compiler, headers
 from mqa.cuda.compiler import Binary
 from mqa.cuda.plan import Kernel
-from mqa.errors import CacheWarning
+from mqa.errors import CacheWarning, callers_level
 
 try:
     import fcntl
@@ -42,6 +43,8 @@ _guard = threading.Lock()
 _binaries: dict[tuple[Kernel, str], Binary] = {}
 _compiling: dict[tuple[Kernel, str], threading.Lock] = {}
 _trouble: str | None = None
+_told = False
+_log = logging.getLogger("mqa")
 
 
 def get(kernel: Kernel, arch: str) -> Binary:
@@ -85,10 +88,10 @@ def trouble() -> str | None:
 
 def forget() -> None:
     """Start as a new process does: nothing in memory, no trouble seen."""
-    global _trouble
+    global _trouble, _told
     with _guard:
         _binaries.clear()
-        _trouble = None
+        _trouble, _told = None, False
 
 
 def _origins(kernel: Kernel, arch: str) -> Iterator[bytes]:
@@ -118,7 +121,8 @@ def _obtain(kernel: Kernel, arch: str) -> Binary:
         if binary is None:
             binary = find(kernel, arch) or _make(kernel, arch)
             _binaries[kernel, arch] = binary
-        return binary
+    _tell()
+    return binary
 
 
 def _make(kernel: Kernel, arch: str) -> Binary:
@@ -128,19 +132,21 @@ def _make(kernel: Kernel, arch: str) -> Binary:
     if folder is None:
         _complain("no home directory")
         return compiler.compile_kernel(kernel, arch)
-    with _alone(folder / f"{name}.lock"):
+    with _alone(folder / f"{name}.lock", kernel):
         binary = _read(folder, name)
         if binary is None:
+            begin = time.monotonic()
             binary = compiler.compile_kernel(kernel, arch)
+            _log.info("compiled %s for %s in %.1f s", kernel, arch, time.monotonic() - begin)
             if key(kernel, arch) == name:  # Otherwise a source was edited under the compiler.
                 _write(folder, name, binary)
         return binary
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(path: Path, kernel: Kernel) -> Iterator[None]:
     """Keep other processes waiting at the lock file `path`; do without where that can't be had."""
-    handle = _locked(path)
+    handle = _locked(path, kernel)
     try:
         yield
     finally:
@@ -149,7 +155,7 @@ def _alone(path: Path) -> Iterator[None]:
             os.close(handle)
 
 
-def _locked(path: Path) -> int | None:
+def _locked(path: Path, kernel: Kernel) -> int | None:
     """The open, locked file. None where there are no locks, or its owner keeps it too long."""
     if fcntl is None:
         return None
@@ -158,12 +164,15 @@ def _locked(path: Path) -> int | None:
         handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
     except OSError:
         return None  # Writing the kernel will fail as well, and say so.
-    deadline = time.monotonic() + LOCK_SECONDS
+    deadline, waiting = time.monotonic() + LOCK_SECONDS, False
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return handle
         except BlockingIOError:
+            if not waiting:
+                _log.info("waiting for another process that compiles %s", kernel)
+            waiting = True
             if time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
                 continue
@@ -224,10 +233,19 @@ def _digest(name: str, body: bytes) -> bytes:
 
 
 def _complain(reason: str) -> None:
-    """Warn, once in a process, that kernels are not kept."""
+    """Note that kernels are not kept."""
     global _trouble
     with _guard:
-        if _trouble is not None:
+        if _trouble is None:
+            _trouble = f"compiled kernels are kept in this process only: {reason}"
+
+
+def _tell() -> None:
+    """Warn of trouble, once in a process, when the kernel at hand is safe in memory."""
+    global _told
+    with _guard:
+        if _told or _trouble is None:
             return
-        _trouble = f"compiled kernels are kept in this process only: {reason}"
-    warnings.warn(f"{_trouble}. Set MQA_CACHE_DIR to a directory to keep them in", CacheWarning, 2)
+        _told = True
+    message = f"{_trouble}. Set MQA_CACHE_DIR to a directory to keep them in"
+    warnings.warn(message, CacheWarning, stacklevel=callers_level())

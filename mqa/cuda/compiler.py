@@ -131,6 +131,12 @@ def sources() -> Path:
 
 
 @functools.cache
+def release() -> tuple[int, int]:
+    """Major and minor release of NVRTC, which are those of the CUDA that its cubins need."""
+    major, minor = _nvrtc().nvrtcVersion()[1:]
+    return int(major), int(minor)
+
+
 def identity() -> str:
     """Differs between releases and builds of NVRTC; `nvrtcVersion` leaves out the patch level."""
     nvrtc = _nvrtc()

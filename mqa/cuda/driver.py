@@ -19,10 +19,11 @@ import torch
 
 from mqa import config, devices
 from mqa.cuda import cache, compiler, headers
+from mqa.cuda.compiler import Binary
 from mqa.cuda.plan import Kernel, Plan
 from mqa.cuda.tensor_map import TensorMap, encode
 
-_MAPS = 256
+_MAPS = 64
 """Addresses for which a tensor map is kept encoded."""
 _NO_CONTEXT = (4, 201)
 """CUresult of a thread that has not used the device: deinitialized, invalid context."""
@@ -46,7 +47,23 @@ def unavailable() -> str | None:
     if not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings")):
         return f"cuda-python is not installed ({headers.INSTALL})"
     missing = compiler.unavailable()
-    return None if missing is None else "; ".join(map(str.strip, missing.splitlines()))
+    if missing is not None:
+        return "; ".join(map(str.strip, missing.splitlines()))
+    return _too_old()
+
+
+def _too_old() -> str | None:
+    """Whether the NVIDIA driver is from before the CUDA release that compiles the kernels."""
+    try:
+        error, version = _driver().cuDriverGetVersion()
+    except RuntimeError:  # There is no driver at all, so torch finds no device either.
+        return None
+    major, minor = compiler.release()
+    if not int(error) and version // 1000 >= major:
+        return None
+    return (
+        f"the NVIDIA driver is for CUDA {version // 1000}, kernels are compiled by {major}.{minor}"
+    )
 
 
 @functools.cache
@@ -174,12 +191,13 @@ def load(kernel: Kernel, device: torch.device, shared_bytes: int) -> Any:
     found = _functions.get(key)
     if found is not None:
         return found
+    binary = cache.get(kernel, architecture(index))
     with _lock, torch.cuda.device(index):
         _bind(index)
         if key in _functions:
             return _functions[key]
         with _relaxed_capture():
-            _functions[key] = _load(kernel, architecture(index), shared_bytes)
+            _functions[key] = _load(kernel, binary, shared_bytes)
         _loads += 1
         return _functions[key]
 
@@ -200,9 +218,8 @@ def _bind(index: int) -> None:
     driver.cuCtxSetCurrent(_contexts[index])
 
 
-def _load(kernel: Kernel, arch: str, shared_bytes: int) -> Any:
+def _load(kernel: Kernel, binary: Binary, shared_bytes: int) -> Any:
     driver = _driver()
-    binary = cache.get(kernel, arch)
     none: list[Any] = []
     library = _checked(
         driver.cuLibraryLoadData(binary.image, none, none, 0, none, none, 0), kernel, "load"

@@ -26,6 +26,7 @@ BLOCK_COLUMNS = 512
 """Columns (row, head) of a query block: its rows times H."""
 TILE_ROWS = 64
 FILL_BYTES = 8192
+FEEDING_WARPS = 3
 _CXX = {"float32": "float", "bfloat16": "__nv_bfloat16", "float16": "__half"}
 
 
@@ -58,7 +59,7 @@ class DenseTiles:
         scales = self.stages * self.stage_rows * 4
         per_block = 2 * (BLOCK_COLUMNS * 4 + self.block * 16 + 16 + 4 * 16)
         barriers = 8 * (2 * 2 + 2 * self.stages)
-        cuts = 8 * (THREADS // WARP) + 2 * 8 + 4 * 2 * 8
+        cuts = 8 * (THREADS // WARP) + 2 * 8 + FEEDING_WARPS * 2 * 8
         return _aligned(rings + FILL_BYTES + scales + per_block + barriers + cuts, 1024)
 
 
@@ -83,6 +84,8 @@ class DenseFacts:
     parts: int
     """CTAs: those of the schedule, else the device's SMs."""
     scheduled: bool
+    q_strides: tuple[int, int]
+    """Of heads, of rows."""
     k_stride: int
     k_scale_stride: int
     weights_strides: tuple[int, int]
@@ -103,11 +106,11 @@ def dense_plan(facts: DenseFacts) -> Plan:
     """The launch of `csrc/sm90/dense_fp8.cuh` for a call with these facts."""
     t = tiles(facts.heads, facts.dim)
     heads, dim = facts.heads, facts.dim
-    q_shape, q_strides, half = (dim, heads, facts.rows), (dim, heads * dim), t.block // 2
+    q_shape, half = (dim, heads, facts.rows), t.block // 2
     # Without tokens nothing is loaded, but a map has no empty dimension.
     k_shape, k_stride = (dim, max(facts.tokens, 1)), facts.k_stride if facts.tokens else dim
     maps = (
-        TensorMap("q", "UINT8", 1, q_shape, q_strides, (dim, heads, half), swizzle=dim),
+        TensorMap("q", "UINT8", 1, q_shape, facts.q_strides, (dim, heads, half), swizzle=dim),
         TensorMap(
             "kv", "UINT8", 1, k_shape, (k_stride,), (dim, min(t.stage_rows, 256)), swizzle=dim
         ),
@@ -260,6 +263,8 @@ def dense_facts(call: DenseCall, out: Tensor) -> DenseFacts:
         clean=problem.clean,
         parts=problem.sms or devices.get_num_sms(out.device),
         scheduled=schedule is not None,
+        # The stride of a dimension of size 1 means nothing, and may be anything.
+        q_strides=(call.q.stride(1), call.q.stride(0) if problem.S > 1 else problem.H * problem.D),
         k_stride=call.k.stride(0) if problem.N > 1 else problem.D,
         k_scale_stride=call.kv_scale.stride(0),
         weights_strides=_strides(call.weights),
@@ -315,17 +320,21 @@ def _device_reasons(device: torch.device) -> Iterator[str]:
 
 
 def _layout_reasons(problem: Problem) -> Iterator[str]:
-    """What the copy engine cannot address."""
+    """What the copy engine cannot address. The texts tell no strides, which may depend on S: each
+    would be a new reason."""
     for name, values in problem.layout:
         if name in ("q_off", "kv_off"):
             tensor = name.removesuffix("_off")
             yield f"{tensor} is {values[0]} bytes off a multiple of {ADDRESS_BYTES}"
-        elif name == "q_stride":
-            yield f"q has strides {values}, not those of a contiguous tensor"
-        elif name == "kv_stride" and (
-            values[0] % ADDRESS_BYTES or values[0] < problem.D or values[1:] not in ((), (1,))
-        ):
-            yield f"kv has strides {values}, not rows of contiguous bytes at multiples of 16"
+        contiguous = {
+            "q_stride": (problem.H * problem.D, problem.D, 1),
+            "kv_stride": (problem.D, 1),
+        }
+        if name in contiguous:
+            *steps, inner = (*values, *contiguous[name][len(values) :])
+            if inner != 1 or any(step % ADDRESS_BYTES or step < problem.D for step in steps):
+                tensor = name.removesuffix("_stride")
+                yield f"{tensor} is not rows of {problem.D} contiguous bytes at multiples of 16"
 
 
 SM90 = Hopper()

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -46,7 +46,8 @@ _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 class TensorMap:
     """A tensor without its address, and the box that one copy moves. Dimension 0 is contiguous.
 
-    Raises ValueError naming the field that the copy engine could not take.
+    Raises ValueError naming what the copy engine could not take, in the order of the tensor's own
+    dimensions: outermost first.
     """
 
     tensor: str
@@ -66,33 +67,40 @@ class TensorMap:
     def __post_init__(self) -> None:
         rank = len(self.shape)
         if not 1 <= rank <= MAX_RANK:
-            self._reject("shape", self.shape, f"1 to {MAX_RANK} dimensions")
+            self._reject_shape(f"1 to {MAX_RANK} dimensions")
         if len(self.strides) != rank - 1:
-            self._reject("strides", self.strides, f"{rank - 1} of them, none for dimension 0")
+            came = self.strides[::-1]
+            expected = f"{rank - 1} of them, none for the last dimension"
+            raise ValueError(f"byte strides of {self.tensor}={came}, expected {expected}")
         if len(self.box) != rank:
-            self._reject("box", self.box, f"{rank} sizes, as the shape has")
+            self._reject_box(f"{rank} size{'' if rank == 1 else 's'}, one for each dimension")
         if not all(1 <= size <= 1 << 32 for size in self.shape):
-            self._reject("shape", self.shape, "sizes from 1 to 2^32")
+            self._reject_shape("sizes from 1 to 2^32")
         if any(step % ADDRESS_BYTES or not 0 <= step < 1 << 40 for step in self.strides):
-            self._reject("strides", self.strides, f"multiples of {ADDRESS_BYTES} bytes below 2^40")
+            steps = (*(step // self.element_bytes for step in self.strides[::-1]), 1)
+            expected = f"multiples of {ADDRESS_BYTES} bytes below 2^40, but for the last"
+            raise ValueError(f"{self.tensor}.stride()={steps}, expected {expected}")
         if not all(1 <= size <= MAX_BOX for size in self.box):
-            self._reject("box", self.box, f"sizes from 1 to {MAX_BOX}")
+            self._reject_box(f"sizes from 1 to {MAX_BOX}")
         if self.swizzle not in _SWIZZLES:
-            self._reject("swizzle", self.swizzle, f"one of {', '.join(map(str, _SWIZZLES))}")
+            expected = f"one of {', '.join(map(str, _SWIZZLES))}"
+            raise ValueError(f"swizzle={self.swizzle!r} for {self.tensor}, expected {expected}")
         inner = self.box[0] * self.element_bytes
         if inner % ADDRESS_BYTES:
-            self._reject("box", self.box, f"an inner size of whole {ADDRESS_BYTES} bytes")
+            self._reject_box(f"a last size that makes a multiple of {ADDRESS_BYTES} bytes")
         if self.swizzle and inner > self.swizzle:
-            self._reject("box", self.box, f"at most swizzle={self.swizzle} bytes of dimension 0")
+            self._reject_box(f"a last size of at most swizzle={self.swizzle} bytes")
 
     @property
     def box_bytes(self) -> int:
         """What one copy adds to its barrier, also where the box leaves the tensor."""
         return prod(self.box) * self.element_bytes
 
-    def _reject(self, field: str, came: object, expected: str) -> None:
-        shown = f"{came} (innermost first)" if isinstance(came, tuple) else repr(came)
-        raise ValueError(f"tensor map of {self.tensor}: {field}={shown}, expected {expected}")
+    def _reject_shape(self, expected: str) -> NoReturn:
+        raise ValueError(f"{self.tensor}.shape={self.shape[::-1]}, expected {expected}")
+
+    def _reject_box(self, expected: str) -> NoReturn:
+        raise ValueError(f"box={self.box[::-1]} for {self.tensor}, expected {expected}")
 
 
 def make_tma_descriptor(tensor: Tensor, box: Sequence[int], *, swizzle: int = 0) -> bytes:
@@ -130,7 +138,7 @@ def make_tma_descriptor(tensor: Tensor, box: Sequence[int], *, swizzle: int = 0)
         arguments.reject("tensor.device", tensor.device, "a CUDA device")
     if not isinstance(box, Sequence):
         arguments.reject("box", box, "a size for each dimension of the tensor", TypeError)
-    sizes = tuple(arguments.integer("box", size) for size in box)
+    sizes = tuple(arguments.integer(f"box[{i}]", size, least=1) for i, size in enumerate(box))
     plan = tensor_map(tensor, sizes, name="tensor", swizzle=swizzle)
     encoded = encode(_driver(), plan, tensor.data_ptr())
     return ctypes.string_at(int(encoded.getPtr()), DESCRIPTOR_BYTES)
@@ -152,7 +160,8 @@ def tensor_map(tensor: Tensor, box: tuple[int, ...], *, name: str, swizzle: int 
     Raises ValueError or TypeError naming what the copy engine could not take.
     """
     if tensor.dtype not in _DATA_TYPES:
-        arguments.reject(f"{name}.dtype", tensor.dtype, "a type that TMA moves", TypeError)
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DATA_TYPES)
+        arguments.reject(f"{name}.dtype", tensor.dtype, f"one of {known}", TypeError)
     if tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         arguments.reject(f"{name}.stride()", tensor.stride(), "a contiguous last dimension")
     size = tensor.element_size()
@@ -184,9 +193,8 @@ def encode(driver: Any, plan: TensorMap, address: int) -> Any:
     driver refuses.
     """
     if address % ADDRESS_BYTES:
-        raise ValueError(
-            f"tensor map of {plan.tensor}: address={address:#x}, expected 16-byte aligned"
-        )
+        expected = f"a multiple of {ADDRESS_BYTES}"
+        raise ValueError(f"{plan.tensor}.data_ptr()={address:#x}, expected {expected}")
     rank = len(plan.shape)
     error, encoded = driver.cuTensorMapEncodeTiled(
         getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{plan.data_type}"),

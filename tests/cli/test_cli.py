@@ -2,6 +2,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,23 @@ SMALL_DENSE = "dense fp8 S=3 N=40 H=4 D=32"
 SMALL_PAGED = "paged mxfp4 B=2 next_n=2 H=4 D=32 P=16 blocks=8 columns=3 L=48 clean=1"
 
 
-@pytest.mark.parametrize("command", ["demo", "doctor", "check", "explain", "bench"])
+@pytest.mark.parametrize("command", ["demo", "doctor", "check", "explain", "bench", "compile"])
 def test_help_of_each_command_has_examples(run, command):
     result = run(command, "--help")
     assert result.exit_code == 0
     assert f"  mqa {command}" in result.stdout
     assert "Example" in result.stdout
+
+
+def test_every_example_of_compile_names_kernels(run):
+    """`--list` shows what each would compile."""
+    lines = run("compile", "--help").stdout.splitlines()
+    examples = [line for line in lines if line.startswith("  ") and "mqa compile --" in line]
+    assert len(examples) == 3
+    for example in examples:
+        result = run(*shlex.split(example)[1:], "--list")
+        assert result.exit_code == 0, result.output
+        assert "mqa::" in result.stdout
 
 
 def test_without_a_command_the_help_is_shown(run):

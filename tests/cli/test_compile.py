@@ -1,5 +1,10 @@
+import functools
+import os
+import shutil
+
 import pytest
 
+from mqa import config
 from mqa.cuda import cache, compiler, variants
 from mqa.cuda.plan import Kernel
 
@@ -25,8 +30,8 @@ def source(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _two_kernels(source, tmp_path, monkeypatch):
-    """Two kernels, three where every one is asked for, sources of our own and an empty cache."""
+def _three_kernels(source, tmp_path, monkeypatch):
+    """Three kernels, of which two are the covering set, sources of our own and an empty cache."""
 
     def kernels(every):
         steps = ("1", "2", "30")[: 3 if every else 2]
@@ -61,21 +66,74 @@ def test_kernels_are_compiled_once_and_then_cached(run, tmp_path):
     assert int(registers) > 0
     assert int(kib) > 0
     assert float(seconds) > 0
-    assert first.stdout.endswith(f"2 kernels of sm_90a in {tmp_path / 'cache'}\n")
-    assert len(list((tmp_path / "cache").glob("*.bin"))) == 2
+    assert first.stdout.endswith(f"3 kernels of sm_90a in {tmp_path / 'cache'}: 3 compiled\n")
+    assert len(list((tmp_path / "cache").glob("*.bin"))) == 3
     cache.forget()
     before = compiler.compilations()
     second = run("compile", "--arch", "sm_90a")
-    assert _row(second, "add<2>")[-1] == "cached"
+    assert _row(second, "add<2>")[-1] == "before"
+    assert second.stdout.endswith(": 3 there before\n")
     assert compiler.compilations() == before
 
 
 def test_list_shows_the_names_and_compiles_nothing(run):
     before = compiler.compilations()
-    assert run("compile", "--arch", "sm_90a", "--list").stdout.split() == ["add<1>", "add<2>"]
-    every = run("compile", "--arch", "sm_90a", "--list", "--every", "30")
-    assert every.stdout.split() == ["add<30>"]
+
+    def listed(*arguments):
+        return run("compile", "--arch", "sm_90a", "--list", *arguments).stdout.split()
+
+    assert listed() == ["add<1>", "add<2>", "add<30>"]
+    assert listed("30") == ["add<30>"]
+    assert listed("--covering") == ["add<1>", "add<2>"]
     assert compiler.compilations() == before
+
+
+def test_kernels_that_are_only_read_are_copied_so_that_the_written_directory_is_whole(
+    run, tmp_path, setenv
+):
+    first, second, own = tmp_path / "cache", tmp_path / "second", tmp_path / "own"
+    assert run("compile", "--arch", "sm_90a", "--covering").exit_code == 0
+    shutil.copytree(first, second)
+    damaged = sorted(first.glob("*.bin"))[0]
+    damaged.write_bytes(b"damaged")
+    setenv("MQA_CACHE_PATH", os.pathsep.join([str(first), str(second)]))
+    setenv("MQA_CACHE_DIR", str(own))
+    cache.forget()
+    result = run("compile", "--arch", "sm_90a")
+    assert result.exit_code == 0, result.output
+    assert _row(result, "add<2>")[-1] == "copied"
+    assert result.stdout.endswith(f"in {own}: 1 compiled, 2 copied from MQA_CACHE_PATH\n")
+    assert len(list(own.glob("*.bin"))) == 3
+    for whole in second.glob("*.bin"):
+        assert (own / whole.name).read_bytes() == whole.read_bytes()
+    cache.forget()
+    (own / damaged.name).write_bytes(b"damaged too")
+    again = run("compile", "--arch", "sm_90a")
+    assert again.stdout.endswith(f"in {own}: 1 copied from MQA_CACHE_PATH, 2 there before\n")
+    assert (own / damaged.name).read_bytes() == (second / damaged.name).read_bytes()
+
+
+def test_a_copy_that_cannot_be_written_fails_the_command(run, tmp_path, setenv):
+    assert run("compile", "--arch", "sm_90a", "add<1>").exit_code == 0
+    (tmp_path / "file").touch()
+    setenv("MQA_CACHE_PATH", str(tmp_path / "cache"))
+    setenv("MQA_CACHE_DIR", str(tmp_path / "file"))
+    cache.forget()
+    result = run("compile", "--arch", "sm_90a", "add<1>")
+    assert result.exit_code == 1
+    assert f"cannot write to {tmp_path / 'file'}" in result.stderr
+
+
+def test_nowhere_to_keep_kernels_is_told_before_any_work(run, error_line, monkeypatch):
+    monkeypatch.setattr(config, "cache_dir", functools.cache(lambda: None))
+    before = compiler.compilations()
+    assert "set MQA_CACHE_DIR" in error_line(run("compile", "--arch", "sm_90a"), exit_code=1)
+    assert compiler.compilations() == before
+
+
+def test_one_kernel_is_no_plural(run):
+    result = run("compile", "--arch", "sm_90a", "add<1>")
+    assert "\n1 kernel of sm_90a in " in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -85,6 +143,7 @@ def test_list_shows_the_names_and_compiles_nothing(run):
         (["--arch", "sm_12"], "arch='sm_12', expected one of: sm_90a"),
         (["--arch", "sm_90a", "sub"], "'sub' is in the name of no kernel of sm_90a"),
         (["--arch", "sm_90a", "--jobs", "0"], "jobs"),
+        (["--arch", "sm_90a", "--covering", "add"], "--covering takes no name, got 'add'"),
     ],
 )
 def test_wrong_arguments_are_one_line(run, error_line, arguments, words):
@@ -114,7 +173,7 @@ def test_a_kernel_with_findings_fails_the_command(run, source):
     assert result.stderr.startswith("add<1>: ptxas info")
     assert "(C7508)" in result.stderr
     again = run("compile", "--arch", "sm_90a", "add<1>")
-    assert (again.exit_code, _row(again, "add<1>")[-1]) == (1, "cached")
+    assert (again.exit_code, _row(again, "add<1>")[-1]) == (1, "before")
 
 
 def test_a_cache_that_cannot_be_written_fails_the_command(run, tmp_path):

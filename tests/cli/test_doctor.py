@@ -3,6 +3,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import torch
 import mqa
 from mqa import config
 from mqa.cli import doctor, machine
-from mqa.cuda import compiler
+from mqa.cuda import cache, compiler, variants
+from mqa.cuda.plan import Kernel
 
 ROOT = Path(mqa.__file__).resolve().parent.parent
 
@@ -58,10 +60,28 @@ def test_doctor_shows_the_compiler_and_both_kinds_of_cache(run, monkeypatch, tmp
     result = run("doctor")
     assert result.exit_code == 0, result.output
     assert "NVRTC, release 13." in result.stdout
-    assert f"{image}: 1 compiled, 1.0 MiB" in result.stdout
-    assert f"{own}: 0 compiled, 0.0 MiB, writable" in result.stdout
+    text = " ".join(result.stdout.split())
+    assert f"{image}: 1 compiled, 1.0 MiB, 0 of " in text
+    assert f"{own}: 0 compiled, 0.0 MiB, 0 of " in text
+    assert "kernels of sm_90a present for this compiler, writable" in text
     assert not own.exists()
     assert f"{image} (set)" in result.stdout
+
+
+def test_doctor_counts_the_kernels_that_this_compiler_would_find(monkeypatch, tmp_path, setenv):
+    kernels = tuple(Kernel("a.cuh", "add", (step,)) for step in "123")
+    monkeypatch.setattr(
+        variants, "REGISTRY", {"sm_90a": lambda every: kernels[: 3 if every else 1]}
+    )
+    setenv("MQA_CACHE_DIR", str(tmp_path))
+    for kernel in kernels[:2]:
+        (tmp_path / f"{cache.key(kernel, 'sm_90a')}.bin").touch()
+    (tmp_path / "of-another-compiler.bin").touch()
+    ((_, where),) = doctor._cache_rows()
+    assert "3 compiled, 0.0 MiB, 2 of 3 kernels of sm_90a present for this compiler, w" in where
+    monkeypatch.setattr(compiler, "unavailable", lambda: "no NVRTC")
+    ((_, where),) = doctor._cache_rows()
+    assert "3 compiled, 0.0 MiB, writable" in where
 
 
 def test_doctor_says_why_kernels_are_not_kept(monkeypatch, tmp_path):
@@ -136,3 +156,35 @@ def test_machine_facts_survive_a_system_that_says_nothing(monkeypatch):
     facts = machine.machine()
     assert facts["memory_gib"] is None
     assert facts["cores"] >= 1
+
+
+def test_the_digest_of_the_kernels_changes_with_their_sources(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "sources", lambda: tmp_path)
+    (tmp_path / "a.cuh").write_text("one")
+    first = machine.kernels()
+    assert re.fullmatch("[0-9a-f]{12}", first)
+    (tmp_path / "notes.md").write_text("no source")
+    assert machine.kernels() == first
+    (tmp_path / "a.cuh").write_text("two")
+    assert machine.kernels() != first
+
+
+def test_the_commit_is_that_of_the_checkout_or_none(monkeypatch, tmp_path):
+    package = tmp_path / "repository" / "mqa"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(machine.mqa, "__file__", str(package / "__init__.py"))
+    answer = subprocess.CompletedProcess([], 0, stdout="abc-dirty\n")
+    asked = []
+    monkeypatch.setattr(
+        machine.subprocess, "run", lambda command, **_: asked.append(command) or answer
+    )
+    assert machine.commit() is None  # a folder inside someone else's repository, perhaps
+    (package.parent / ".git").mkdir()
+    assert machine.commit() == "abc-dirty"
+    assert asked == [["git", "-C", str(package.parent), "describe", "--always", "--dirty"]]
+
+    def failing(command, **_):
+        raise subprocess.CalledProcessError(128, command)
+
+    monkeypatch.setattr(machine.subprocess, "run", failing)
+    assert machine.commit() is None

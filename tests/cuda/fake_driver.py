@@ -13,7 +13,7 @@ import torch
 from cuda.bindings import driver as bindings
 
 from mqa import devices
-from mqa.cuda import cache, driver
+from mqa.cuda import cache, compiler, driver
 from mqa.cuda.compiler import Binary
 from mqa.cuda.plan import Kernel, Plan, Scalar, Struct
 from mqa.cuda.tensor_map import TensorMap
@@ -47,6 +47,7 @@ class FakeDriver:
         self.encoded: list[int] = []
         self.shared_limits: list[int] = []
         self.bound: list[Any] = []
+        self.version = 1000 * compiler.release()[0]
 
     def __getattr__(self, name: str) -> Any:
         assert name.startswith("CU") or name.startswith("cuuint"), f"{name} is no type"
@@ -54,6 +55,9 @@ class FakeDriver:
 
     def _status(self, function: str) -> int:
         return MISSING if function == self.failing else OK
+
+    def cuDriverGetVersion(self) -> tuple[int, int]:
+        return OK, self.version
 
     def cuInit(self, _flags: int) -> tuple[int]:
         return (OK,)

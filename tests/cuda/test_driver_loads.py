@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -60,19 +61,37 @@ def test_a_kernel_that_does_not_load_is_named_and_not_remembered(
 def test_capture_is_relaxed_only_while_a_kernel_is_loaded(
     fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    load = fake.cuLibraryLoadData
+
+    def look(image: bytes, *rest: Any) -> Any:
+        assert fake.capture_modes[-1] == RELAXED
+        return load(image, *rest)
+
+    monkeypatch.setattr(fake, "cuLibraryLoadData", look)
+    fake.failing = "cuLibraryLoadData"
+    with pytest.raises(RuntimeError, match="cannot load"):
+        launch()
+    assert fake.capture_modes == [RELAXED, GLOBAL]
+    fake.failing = ""
+    launch()
+    launch()
+    assert fake.capture_modes == [RELAXED, GLOBAL] * 2
+
+
+def test_a_kernel_that_does_not_compile_is_no_kernel_and_can_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def get(kernel: Kernel, arch: str) -> Binary:
         assert (kernel, arch) == (KERNEL, "sm_90a")
-        assert fake.capture_modes == [RELAXED]
         raise CompileError("no")
 
     with monkeypatch.context() as patch:
         patch.setattr(cache, "get", get)
         with pytest.raises(CompileError):
             launch()
-    assert fake.capture_modes == [RELAXED, GLOBAL]
+    assert driver.loads() == 0
     launch()
-    launch()
-    assert fake.capture_modes == [RELAXED, GLOBAL] * 2
+    assert driver.loads() == 1
 
 
 @pytest.fixture
@@ -85,6 +104,12 @@ def _ask_again() -> Iterator[None]:
 @pytest.mark.usefixtures("_ask_again")
 def test_nothing_is_missing_here() -> None:
     assert driver.unavailable() is None
+
+
+@pytest.mark.usefixtures("_ask_again")
+def test_a_driver_from_before_the_compiler_is_what_is_missing(fake: FakeDriver) -> None:
+    fake.version = 12090
+    assert str(driver.unavailable()).startswith("the NVIDIA driver is for CUDA 12, kernels are")
 
 
 @pytest.mark.usefixtures("_ask_again")

@@ -24,6 +24,7 @@ FACTS = sm90.DenseFacts(
     clean=True,
     parts=132,
     scheduled=True,
+    q_strides=(128, 8192),
     k_stride=144,
     k_scale_stride=3,
     weights_strides=(65, 1),

@@ -86,7 +86,7 @@ def test_any_number_of_sms_gives_the_cuts_of_the_definition(sm90: Any, sms: int)
 
 
 def test_more_sms_than_a_block_has_threads_are_legal(sm90: Any) -> None:
-    for sms in (1023, 1024, 1025, 5000):
+    for sms in (1023, 1024, 1025, 5000, 70000):
         assert_same_cuts(sm90, *windows("random", 300, 9000, sms), 9000, 64, sms)
 
 

@@ -14,11 +14,11 @@ from mqa.testing import Case, assert_bitwise
 pytestmark = pytest.mark.gpu
 HEADS = (8, 16, 32, 64, 128)
 NAN_CODE = 0x7F
-TOKENS = (0, 37, 127, 128, 255, 256, 299)
+TOKENS = (0, 37, 127, 128, 255, 256, 300, 302)
 
 
 def poison_case(sm90: Any, H: int, S: int = 40, windows: str = "random", more: str = "") -> Case:
-    return sm90.case(f"dense fp8 S={S} N=300 H={H} D=64 windows={windows} seed=4 {more}")
+    return sm90.case(f"dense fp8 S={S} N=303 H={H} D=64 windows={windows} seed=4 {more}")
 
 
 def inside(case: Case) -> Tensor:
@@ -59,7 +59,7 @@ def test_a_nan_token_reaches_its_own_column_only(sm90: Any, H: int, how: str, S:
         poisoned[:, n] = inside(case)[:, n]
     got = sm90.call(case)
     assert_nan_exactly(got, want, poisoned)
-    assert_bitwise(sm90.call(case, max_seqlen_k=300), compress(case, got, 300))
+    assert_bitwise(sm90.call(case, max_seqlen_k=303), compress(case, got, 303))
 
 
 @pytest.mark.parametrize("name", ["q", "w"])
@@ -89,7 +89,7 @@ def test_rows_are_untouched_by_nan_outside_their_windows_and_in_other_rows(
     t["start"][1], t["end"][1] = 61, 251
     want = sm90.call(case)[1:2, 61:251].clone()
     others = torch.arange(S, device=case.device) != 1
-    position = torch.arange(300, device=case.device)
+    position = torch.arange(303, device=case.device)
     outside = (position < 61) | (position >= 251)
     t["q"].view(torch.uint8)[others] = NAN_CODE
     t["w"][others] = torch.nan
@@ -97,7 +97,7 @@ def test_rows_are_untouched_by_nan_outside_their_windows_and_in_other_rows(
     t["kv_scale"][outside] = torch.nan
     full = sm90.call(case, clean_logits=clean)
     assert_bitwise(full[1:2, 61:251], want)
-    compressed = sm90.call(case, clean_logits=clean, max_seqlen_k=300)
+    compressed = sm90.call(case, clean_logits=clean, max_seqlen_k=303)
     assert_bitwise(compressed[1:2, :190], want)
     if clean:
         assert (full[1, :61] == -torch.inf).all()

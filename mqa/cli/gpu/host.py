@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,41 +28,73 @@ ADDRESSES = 64
 PROBLEM = Party(MQA, "host", causal(16, 1024), 64, 128, Call())
 """Small, so that the GPU keeps up with the host."""
 
-Make = Callable[[Sequence[Inputs], Device, Peer], list[Work]]
+
+@dataclass(frozen=True)
+class Setup:
+    """What a row is made of."""
+
+    sets: Sequence[Inputs]
+    device: Device
+    peer: Peer
+    calls: int
+    """Runs that all works of the row will see, together."""
+
+
+Make = Callable[[Setup], list[Work]]
 """One call for each set of inputs."""
 
 
-def _with_out(sets: Sequence[Inputs], device: Device, peer: Peer) -> list[Work]:
-    return [_call(inputs, out=_out(device)) for inputs in sets]
+def _with_out(setup: Setup) -> list[Work]:
+    return [_call(inputs, out=_out(setup.device)) for inputs in setup.sets]
 
 
-def _fresh(sets: Sequence[Inputs], device: Device, peer: Peer) -> list[Work]:
-    return [_call(inputs) for inputs in sets]
+def _fresh(setup: Setup) -> list[Work]:
+    return [_call(inputs) for inputs in setup.sets]
 
 
-def _scheduled(sets: Sequence[Inputs], device: Device, peer: Peer) -> list[Work]:
+def _scheduled(setup: Setup) -> list[Work]:
     call = Call(scheduled=True)
-    return [_call(inputs, call, out=_out(device)) for inputs in sets]
+    return [_call(inputs, call, out=_out(setup.device)) for inputs in setup.sets]
 
 
-def _compiled(sets: Sequence[Inputs], device: Device, peer: Peer) -> list[Work]:
+def _new_sizes(setup: Setup) -> list[Work]:
+    """Each call has one KV token more than any before: its result has a shape never seen.
+
+    Windows stay, so the GPU has no more to do. All sets share k, whose views are made ahead.
+    """
+    first = setup.sets[0]
+    tokens = len(first.k) + setup.calls
+    k, scale = first.k.new_zeros(tokens, first.k.shape[1]), first.k_scale.new_ones(tokens)
+    sizes = range(len(first.k) + 1, tokens + 1)
+    views = iter([(k[:size], scale[:size]) for size in sizes])
+
+    def call(inputs: Inputs) -> None:
+        bounds = inputs.start, inputs.end
+        mqa.fp8_fp4_mqa_logits((inputs.q, None), next(views), inputs.w, *bounds, False)
+
+    backend_of(PROBLEM, setup.device.where)
+    return [functools.partial(call, inputs) for inputs in setup.sets]
+
+
+def _compiled(setup: Setup) -> list[Work]:
     @torch.compile(fullgraph=True)
     def logits(
         q: Tensor, k: Tensor, scale: Tensor, w: Tensor, start: Tensor, end: Tensor
     ) -> Tensor:
         return mqa.fp8_fp4_mqa_logits((q, None), (k, scale), w, start, end, False)
 
-    return [lambda inputs=inputs: logits(*vars(inputs).values()) for inputs in sets]  # type: ignore[misc]
+    return [lambda inputs=inputs: logits(*vars(inputs).values()) for inputs in setup.sets]  # type: ignore[misc]
 
 
-def _peers(sets: Sequence[Inputs], device: Device, peer: Peer) -> list[Work]:
-    return [peer.work(inputs, PROBLEM.call) for inputs in sets]
+def _peers(setup: Setup) -> list[Work]:
+    return [setup.peer.work(inputs, PROBLEM.call) for inputs in setup.sets]
 
 
 HOST_ROWS: dict[str, Make] = {
     "mqa, out=": _with_out,
     "mqa, fresh result": _fresh,
     "mqa, out= and schedule_meta": _scheduled,
+    "mqa, a new N each call": _new_sizes,
     "mqa, torch.compile": _compiled,
     "peer": _peers,
 }
@@ -69,7 +103,8 @@ HOST_ROWS: dict[str, Make] = {
 def measure_host(make: Make, device: Device, peer: Peer, chunks: int) -> dict[str, Any]:
     """Seconds of one call on the host: same tensors each time, and rotating over 64 addresses."""
     generator = torch.Generator(device.where).manual_seed(0)
-    works = make([draw(PROBLEM, generator) for _ in range(ADDRESSES)], device, peer)
+    sets = [draw(PROBLEM, generator) for _ in range(ADDRESSES)]
+    works = make(Setup(sets, device, peer, calls=ADDRESSES + 2 * chunks * CALLS))
     for work in works:
         work()
     return {

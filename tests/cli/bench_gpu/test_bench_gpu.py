@@ -92,9 +92,39 @@ def test_host_suite_reports_microseconds_a_call(stand, small, monkeypatch):
     for row in report["rows"]:
         assert row["warm_seconds"] > 0, row
         assert row["addresses"] == 3
+        assert "failure" not in row
     report["rows"].append({"name": "abacus", "failure": "no beads"})
     (table,) = tables(report)
     assert table.rows[-1] == ("abacus", "failed", "no beads")
+
+
+def test_a_new_size_each_call_never_repeats_one(stand, monkeypatch):
+    """As many sizes as calls, none of them that of the other rows."""
+    monkeypatch.setattr(host, "PROBLEM", stand.party(causal(2, 16)))
+    monkeypatch.setattr(host, "CALLS", 5)
+    monkeypatch.setattr(host, "ADDRESSES", 3)
+    seen, compute = [], mqa.fp8_fp4_mqa_logits
+
+    def noted(*arguments):
+        result = compute(*arguments)
+        seen.append(result.shape[1])
+        return result
+
+    monkeypatch.setattr(mqa, "fp8_fp4_mqa_logits", noted)
+    make = host.HOST_ROWS["mqa, a new N each call"]
+    entry = host.measure_host(make, stand.Cpu(), stand.OtherMqa(), chunks=2)
+    assert seen == list(range(17, 17 + 3 + 2 * 2 * 5))
+    assert 0 < entry["warm_seconds"] < 1
+
+
+def test_reports_name_the_code_they_measured(stand, small, monkeypatch):
+    monkeypatch.setattr(machine, "kernels", lambda: "0123456789ab")
+    for commit in ("abc-dirty", None):
+        monkeypatch.setattr(machine, "commit", lambda commit=commit: commit)
+        versions = measure_suite(small, [], stand.Cpu(), stand.OtherMqa())["versions"]
+        assert versions["kernels"] == "0123456789ab"
+        assert versions.get("commit") == commit
+        assert ("commit" in versions) is (commit is not None)
 
 
 @pytest.mark.parametrize(

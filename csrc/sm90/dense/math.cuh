@@ -1,0 +1,177 @@
+// The math warpgroups: which tiles they do, and the rings that they read.
+#pragma once
+
+#include "ptx/control.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/dense/storage.cuh"
+#include "sm90/dense/tile.cuh"
+
+namespace mqa::sm90 {
+
+template <typename Tiling>
+struct Math {
+  using Tiles = Tile<Tiling>;
+  using Thread = typename Tiles::Thread;
+  using WholeStore = typename Tiles::WholeStore;
+  using TestedStore = typename Tiles::TestedStore;
+  using Logit = typename Tiling::Logit;
+  using Storage = typename Tiling::Storage;
+  using StageRing = typename Tiling::StageRing;
+  using BlockRing = typename Tiling::BlockRing;
+  static constexpr auto kTiles = Tiling::kTiles;
+  static constexpr auto kBodyTiles = Tiling::kBodyTiles;
+  static constexpr auto kBodyStages = Tiling::kBodyStages;
+  static constexpr auto kBody = Tiling::kBody;
+  static constexpr auto kAligned = Tiling::kAligned;
+  static constexpr auto kDim = Tiling::kDim;
+  static constexpr auto kStages = Tiling::kStages;
+  static constexpr auto kStageRows = Tiling::kStageRows;
+
+  // What a warpgroup knows of its block.
+  struct Block {
+    uint64_t q;  // descriptor of its columns
+    int first;
+    uint32_t length;
+    uint32_t groups;  // sets of warpgroups that split the tiles
+    uint32_t turn;    // which of these it is in
+    uint32_t begin;   // tokens from `first` that its columns have
+    uint32_t end;
+    uint32_t whole_begin;  // tokens from `first` that need no tests; none if warpgroups split tiles
+    uint32_t whole_end;
+
+    // Whether `count` tokens from the `done`th on need no tests.
+    __device__ __forceinline__ bool whole(uint32_t done, uint32_t count) const {
+      return done >= whole_begin && done + count <= whole_end;
+    }
+    // Whether the tile from the `done`th token on is this warpgroup's to do.
+    __device__ __forceinline__ bool mine(uint32_t done) const {
+      return done < end && done + kTileRows > begin && (done / kTileRows & (groups - 1)) == turn;
+    }
+    // How many times kBody tokens from the `done`th on need none.
+    __device__ __forceinline__ uint32_t bodies(uint32_t done) const {
+      return whole(done, kBody) ? (whole_end - done) / kBody : 0;
+    }
+  };
+
+  // The hot loop: `bodies` times kBody tokens, whole stages with nothing to decide.
+  static __device__ __forceinline__ void whole_stages(Storage& shared,
+                                                      StageRing& ring,
+                                                      uint32_t bodies,
+                                                      int token,
+                                                      const Block& block,
+                                                      const Thread& thread) {
+    const bool arrives = threadIdx.x % kWarpSize == 0;
+    WholeStore store(thread.rows, token + thread.tile_row);
+#pragma unroll 1
+    for (; bodies > 0; bodies--) {
+      // Where a body is the whole ring, its stages lie at fixed places.
+      const int from = kAligned == kStages ? 0 : ring.stage;
+      const uint64_t k = ptx::matrix_descriptor<kDim>(ptx::shared_address(shared.k[from]));
+      const uint32_t k_full = ptx::shared_address(&shared.k_full[from]);
+      const uint32_t k_empty = ptx::shared_address(&shared.k_empty[from]);
+      const float* k_scales = shared.k_scale[from] + thread.tile_row;
+#pragma unroll
+      for (int i = 0; i < kBodyTiles; i++) {
+        const int stage = i / kTiles % kStages, slot = i % (kTiles * kStages);
+        const uint32_t parity = ring.parity ^ (i / (kTiles * kStages) & 1);
+        if (i % kTiles == 0) ptx::mbarrier_wait_parity(k_full + stage * 8, parity);
+        Tiles::tile(
+            block.q, k + slot * (kTileRows * kDim / 16), k_scales + slot * kTileRows, thread,
+            [&] {
+              if (i % kTiles == kTiles - 1) ptx::mbarrier_arrive_if(k_empty + stage * 8, arrives);
+            },
+            [&](int output, Logit logit) { store(output, i, logit); });
+      }
+      store.advance(kBody);
+      ring.advance(kBodyStages);
+    }
+  }
+
+  // One stage of which only tiles that have tokens and are this warpgroup's turn are done.
+  static __device__ __forceinline__ void any_stage(
+      Storage& shared, StageRing ring, uint32_t done, const Block& block, const Thread& thread) {
+    constexpr int kPair = 2;
+    static_assert(kTiles % kPair == 0, "tiles come in pairs");
+    constexpr uint64_t kStep = kTileRows * kDim / 16;
+    const uint64_t k = ptx::matrix_descriptor<kDim>(ptx::shared_address(shared.k[ring.stage]));
+    const float* k_scales = shared.k_scale[ring.stage] + thread.tile_row;
+    const int token = block.first + static_cast<int>(done) + thread.tile_row;
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_full[ring.stage]), ring.parity);
+#pragma unroll 1
+    for (int i = 0; i < kTiles && done + i * kTileRows < block.length; i += kPair) {
+      if (block.whole(done + i * kTileRows, kPair * kTileRows)) {
+        const WholeStore store(thread.rows, token + i * kTileRows);
+#pragma unroll
+        for (int j = 0; j < kPair; j++)
+          Tiles::tile(
+              block.q, k + (i + j) * kStep, k_scales + (i + j) * kTileRows, thread, [] {},
+              [&](int output, Logit logit) { store(output, j, logit); });
+        continue;
+      }
+#pragma unroll 1
+      for (int j = i; j < i + kPair && done + j * kTileRows < block.length; j++)
+        if (block.mine(done + j * kTileRows))
+          Tiles::tile(
+              block.q, k + j * kStep, k_scales + j * kTileRows, thread, [] {},
+              TestedStore{thread.rows, token + j * kTileRows});
+    }
+    __syncwarp();  // where no tile was ours, nothing else keeps the lanes together
+    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.k_empty[ring.stage]),
+                            threadIdx.x % kWarpSize == 0);
+  }
+
+  // A value that all lanes have, in a form that the compiler knows to be uniform.
+  template <typename T>
+  static __device__ __forceinline__ T uniform(T value) {
+    return __shfl_sync(kAllLanes, value, 0);
+  }
+
+  static __device__ __forceinline__ void math(Storage& shared) {
+    const uint32_t group = uniform(threadIdx.x / 128);
+    BlockRing blocks;
+    StageRing stages;
+    Thread thread;
+    while (true) {
+      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[blocks.stage]), blocks.parity);
+      const Piece& piece = shared.piece[blocks.stage];
+      Block block;
+      block.first = uniform(piece.first);
+      block.length = uniform(piece.length);
+      block.groups = uniform(piece.groups);
+      if (block.groups == 0) break;
+      // With `groups` sets of warpgroups, each set has the 4 / groups sets of columns from `base` on.
+      const uint32_t size = kMathGroups / block.groups;
+      const uint32_t set = uniform(piece.base) + group % size;
+      block.turn = group / size;
+      block.q = ptx::matrix_descriptor<kDim>(ptx::shared_address(shared.q[blocks.stage]) +
+                                             set * kColumns * kDim);
+      const Columns& columns = shared.columns[blocks.stage][set];
+      auto within = [&](int token, uint32_t limit) {
+        return min(static_cast<uint32_t>(max(uniform(token) - block.first, 0)), limit);
+      };
+      block.begin = within(columns.first, block.length);
+      block.end = within(columns.end, block.length);
+      block.whole_begin = within(columns.whole_first, block.length);
+      block.whole_end = within(columns.whole_end, block.groups == 1 ? block.length : 0);
+      Tiles::start_block(shared, blocks.stage, set * kColumns, thread);
+      for (uint32_t done = 0; done < Tiling::padded(block.length);) {
+        const uint32_t bodies = stages.stage % kAligned == 0 ? block.bodies(done) : 0;
+        if (bodies > 0) {
+          whole_stages(shared, stages, bodies, block.first + static_cast<int>(done), block, thread);
+          done += bodies * kBody;
+        } else {
+          any_stage(shared, stages, done, block, thread);
+          done += kStageRows;
+          stages.advance();
+        }
+      }
+      __syncwarp();
+      ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_empty[blocks.stage]),
+                              threadIdx.x % kWarpSize == 0);
+      blocks.advance();
+    }
+  }
+};
+
+}  // namespace mqa::sm90

@@ -269,10 +269,11 @@ def test_an_out_that_overlaps_the_schedule_is_refused() -> None:
     arguments = dense() | {"schedule_meta": memory.view(torch.int32).view(-1)[:4].view(2, 2)}
     with pytest.raises(ValueError, match=r"^out=.*it overlaps schedule_meta"):
         mqa.fp8_fp4_mqa_logits(**arguments, out=memory)
+    shape = mqa.fp8_fp4_paged_mqa_logits(**paged()).shape
+    memory = torch.ones(shape)
+    batch = paged() | {"schedule_meta": memory.view(torch.int32).view(-1)[:4].view(2, 2)}
     with pytest.raises(ValueError, match=r"^out=.*it overlaps schedule_meta"):
-        batch = paged() | {"schedule_meta": memory.view(torch.int32).view(-1)[:4].view(2, 2)}
-        shape = mqa.fp8_fp4_paged_mqa_logits(**paged()).shape
-        mqa.fp8_fp4_paged_mqa_logits(**batch, out=memory.view(-1)[: shape.numel()].view(shape))
+        mqa.fp8_fp4_paged_mqa_logits(**batch, out=memory)
 
 
 def test_a_schedule_that_overlaps_what_it_is_made_of_is_refused() -> None:

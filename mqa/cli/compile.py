@@ -134,7 +134,7 @@ def _compile_all(kernels: list[Kernel], arch: str, folder: Path, jobs: int) -> l
 def _compile_one(kernel: Kernel, arch: str, folder: Path) -> _Outcome:
     """Get the kernel, and see to it that `folder` has it, whatever else does."""
     name = cache.key(kernel, arch)
-    if cache._read(folder, name) is not None:
+    if cache.read(folder, name) is not None:
         origin = _BEFORE
     else:
         origin = _COMPILED if cache.find(kernel, arch) is None else _COPIED
@@ -144,7 +144,7 @@ def _compile_one(kernel: Kernel, arch: str, folder: Path) -> _Outcome:
     except CompileError as error:
         return _Outcome(kernel, None, _FAILED, time.perf_counter() - start, str(error))
     if origin == _COPIED:
-        cache._write(folder, name, binary)
+        cache.write(folder, name, binary)
     findings = "; ".join(compiler.findings(binary.log))
     complaint = f"{kernel}: {findings}" if findings else ""
     return _Outcome(kernel, binary, origin, time.perf_counter() - start, complaint)

@@ -62,7 +62,7 @@ def find(kernel: Kernel, arch: str) -> Binary | None:
     name = key(kernel, arch)
     own = config.cache_dir()
     for folder in (*config.cache_path(), *([own] if own else [])):
-        binary = _read(folder, name)
+        binary = read(folder, name)
         if binary is not None:
             return binary
     return None
@@ -133,13 +133,13 @@ def _make(kernel: Kernel, arch: str) -> Binary:
         _complain("no home directory")
         return compiler.compile_kernel(kernel, arch)
     with _alone(folder / f"{name}.lock", kernel):
-        binary = _read(folder, name)
+        binary = read(folder, name)
         if binary is None:
             begin = time.monotonic()
             binary = compiler.compile_kernel(kernel, arch)
             _log.info("compiled %s for %s in %.1f s", kernel, arch, time.monotonic() - begin)
             if key(kernel, arch) == name:  # Otherwise a source was edited under the compiler.
-                _write(folder, name, binary)
+                write(folder, name, binary)
         return binary
 
 
@@ -182,7 +182,7 @@ def _locked(path: Path, kernel: Kernel) -> int | None:
         return None
 
 
-def _read(folder: Path, name: str) -> Binary | None:
+def read(folder: Path, name: str) -> Binary | None:
     """The kernel in that file; None if there is none, or not every byte of it is right."""
     try:
         content = (folder / f"{name}.bin").read_bytes()
@@ -191,7 +191,7 @@ def _read(folder: Path, name: str) -> Binary | None:
     return _unpacked(content, name)
 
 
-def _write(folder: Path, name: str, binary: Binary) -> None:
+def write(folder: Path, name: str, binary: Binary) -> None:
     """Put the whole file in place at once. Where that fails, say so once and go on."""
     temporary = folder / f".{name}.{secrets.token_hex(8)}"
     try:

@@ -137,6 +137,7 @@ def release() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+@functools.cache
 def identity() -> str:
     """Differs between releases and builds of NVRTC; `nvrtcVersion` leaves out the patch level."""
     nvrtc = _nvrtc()

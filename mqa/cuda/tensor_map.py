@@ -78,7 +78,11 @@ class TensorMap:
             self._reject_shape("sizes from 1 to 2^32")
         if any(step % ADDRESS_BYTES or not 0 <= step < 1 << 40 for step in self.strides):
             steps = (*(step // self.element_bytes for step in self.strides[::-1]), 1)
-            expected = f"multiples of {ADDRESS_BYTES} bytes below 2^40, but for the last"
+            elements = ADDRESS_BYTES // self.element_bytes
+            expected = (
+                f"multiples of {ADDRESS_BYTES} bytes, {elements} elements, below 2^40 bytes, "
+                "but for the last"
+            )
             raise ValueError(f"{self.tensor}.stride()={steps}, expected {expected}")
         if not all(1 <= size <= MAX_BOX for size in self.box):
             self._reject_box(f"sizes from 1 to {MAX_BOX}")

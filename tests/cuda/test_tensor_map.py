@@ -81,7 +81,7 @@ def aligned(*shape: int, dtype: torch.dtype = torch.uint8, offset: int = 0) -> T
             {"strides": (120, 12800)},
             r"^k\.stride\(\)=\(12800, 120, 1\), expected multiples of 16 by",
         ),
-        ({"strides": (120, 256), "element_bytes": 2}, r"^k\.stride\(\)=\(128, 60, 1\), expected"),
+        ({"strides": (120, 256), "element_bytes": 2}, "=.128, 60, 1., .* 8 elements"),
         ({"strides": (-128, 12800)}, "multiples of 16"),
         ({"strides": (128, 2**40)}, "multiples of 16"),
         ({"box": (64, 0, 1)}, r"^box=\(1, 0, 64\) for k, expected sizes from 1 to 256"),

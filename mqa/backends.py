@@ -45,10 +45,9 @@ class Backend(Protocol):
         """Why this machine cannot run the backend at all and what would change that, or None."""
         ...
 
-    def dense(self, call: DenseCall, out: Tensor) -> None: ...
-
-    def prepare(self, call: DenseCall, out: Tensor) -> Launch | None:
-        """A launch of calls like `call`, whose tensors may lie elsewhere; None if there is none."""
+    def dense(self, call: DenseCall, out: Tensor) -> Launch | None:
+        """Compute. Returns a launch of calls like this one, whose tensors may lie elsewhere, if
+        there is one (`mqa.prepared`)."""
         ...
 
     def paged(self, call: PagedCall, out: Tensor) -> None: ...
@@ -85,7 +84,7 @@ class Reference:
     def unusable_here(self) -> str | None:
         return None
 
-    def dense(self, call: DenseCall, out: Tensor) -> None:
+    def dense(self, call: DenseCall, out: Tensor) -> Launch | None:
         blockwise.dense(
             out,
             call.q,
@@ -100,8 +99,6 @@ class Reference:
             on_host=out.device.type == "cpu",
             memory=config.reference_bytes(),
         )
-
-    def prepare(self, call: DenseCall, out: Tensor) -> Launch | None:
         return None
 
     def paged(self, call: PagedCall, out: Tensor) -> None:

@@ -35,8 +35,7 @@ def dense(
     if out is None:
         out = new_result(call.q, call.problem.rows, call.problem.width, dtype)
     if out.numel():
-        chosen.dense(call, out)
-        launch = chosen.prepare(call, out)
+        launch = chosen.dense(call, out)
         if launch is not None:
             prepared.keep(*tensors, *options, backend, given, launch, out, version)
     return out

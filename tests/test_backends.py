@@ -42,9 +42,6 @@ class Picky:
     def dense(self, _call: object, out: Tensor) -> None:
         out.fill_(7)
 
-    def prepare(self, _call: object, _out: Tensor) -> None:
-        return None
-
     def paged(self, _call: object, out: Tensor) -> None:
         out.fill_(8)
 

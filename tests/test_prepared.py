@@ -35,11 +35,9 @@ class Recorder(backends.Reference):  # type: ignore[misc, name-defined]
         self.long_ways = 0
         self.launches: list[tuple[int, ...]] = []
 
-    def dense(self, call: Any, out: Tensor) -> None:
+    def dense(self, call: Any, out: Tensor) -> Any:
         self.long_ways += 1
         super().dense(call, out)
-
-    def prepare(self, call: Any, out: Tensor) -> Any:
         return self.launches.append
 
     @property

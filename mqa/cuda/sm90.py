@@ -212,14 +212,10 @@ class Hopper:
         device = torch.device("cuda", torch.cuda.current_device())
         return "; ".join(_device_reasons(device)) or None
 
-    def dense(self, call: DenseCall, out: Tensor) -> None:
-        plan = dense_plan(dense_facts(call, out))
-        driver.launcher(plan, out.device).launch(dense_addresses(call, out))
-
-    def prepare(self, call: DenseCall, out: Tensor) -> Launch | None:
-        if call.problem.N == 0:
-            return None
-        return driver.launcher(dense_plan(dense_facts(call, out)), out.device).launch
+    def dense(self, call: DenseCall, out: Tensor) -> Launch | None:
+        launcher = driver.launcher(dense_plan(dense_facts(call, out)), out.device)
+        launcher.launch(dense_addresses(call, out))
+        return launcher.launch if call.problem.N else None
 
     def paged(self, call: PagedCall, out: Tensor) -> None:
         raise AssertionError("a paged problem has reasons against sm90")

@@ -181,10 +181,12 @@ def test_few_tokens_have_a_legal_map(N: int) -> None:
     assert scalars(plan)["tokens"] == N
 
 
-def test_without_tokens_nothing_is_prepared_and_every_address_is_one() -> None:
+def test_without_tokens_nothing_is_prepared_and_every_address_is_one(
+    launched: list[dict[str, int]],
+) -> None:
     call, _, _ = facts_and_plan("dense fp8 S=9 N=0 H=64 D=128 M=8")
-    assert SM90.prepare(call, torch.empty(9, 8)) is None
-    assert sm90.dense_addresses(call, torch.empty(9, 8))[1] == call.q.data_ptr()
+    assert SM90.dense(call, torch.empty(9, 8)) is None
+    assert launched[0]["kv"] == call.q.data_ptr()
 
 
 @pytest.mark.parametrize(("H", "D"), SHAPES)
@@ -272,8 +274,7 @@ def test_launches_bind_each_tensor_to_its_address(launched: list[dict[str, int]]
     for line in (LINE, f"{LINE} sms=7"):
         call, _, _ = facts_and_plan(line)
         out = torch.empty(9, 40)
-        SM90.dense(call, out)
-        again = SM90.prepare(call, out)
+        again = SM90.dense(call, out)
         assert again is not None
         again(sm90.dense_addresses(call, out))
         wanted = {

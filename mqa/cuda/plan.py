@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mqa.cuda.tensor_map import TensorMap
 
@@ -32,8 +33,7 @@ class Kernel:
         return f"{self.name}<{', '.join(self.arguments)}>" if self.arguments else self.name
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(NamedTuple):
     """A number in a kernel's argument struct."""
 
     name: str
@@ -57,8 +57,7 @@ class Struct:
         return struct.Struct(f"@{len(self.pointers)}Q{codes}0q")
 
 
-@dataclass(frozen=True, slots=True)
-class Barrier:
+class Barrier(NamedTuple):
     """One mbarrier of a kernel: how many arrivals and bytes complete a phase."""
 
     name: str

@@ -63,6 +63,7 @@ class DenseTiles:
         return _aligned(rings + FILL_BYTES + scales + per_block + barriers + cuts, 1024)
 
 
+@functools.cache
 def tiles(heads: int, dim: int) -> DenseTiles:
     """What measured best (see docs/performance.md)."""
     return DenseTiles(heads, dim, 128 if dim == 128 else 512, 4)
@@ -95,6 +96,7 @@ class DenseFacts:
     logits_stride: int
 
 
+@functools.cache
 def dense_kernel(tiles: DenseTiles, logits: str) -> Kernel:
     numbers = (tiles.stages, tiles.stage_rows, tiles.shared_bytes)
     arguments = (tiles.heads, tiles.dim, _CXX[logits], *numbers)
@@ -122,13 +124,18 @@ def dense_plan(facts: DenseFacts) -> Plan:
         shared_bytes=t.shared_bytes,
         maps=maps,
         struct=_dense_arguments(facts),
-        barriers=(
-            Barrier("q_full", 2 + WARP, t.q_bytes),
-            Barrier("q_empty", MATH_WARPS),
-            # 1 arrival, and the scales' bytes too, where the scales come in bulk.
-            Barrier("k_full", 1 + WARP, t.k_bytes),
-            Barrier("k_empty", MATH_WARPS),
-        ),
+        barriers=_barriers(t),
+    )
+
+
+@functools.cache
+def _barriers(t: DenseTiles) -> tuple[Barrier, ...]:
+    return (
+        Barrier("q_full", 2 + WARP, t.q_bytes),
+        Barrier("q_empty", MATH_WARPS),
+        # 1 arrival, and the scales' bytes too, where the scales come in bulk.
+        Barrier("k_full", 1 + WARP, t.k_bytes),
+        Barrier("k_empty", MATH_WARPS),
     )
 
 

@@ -69,9 +69,8 @@ def paged(
 def new_result(like: Tensor, rows: int, width: int, dtype: torch.dtype) -> Tensor:
     """[rows, width] on the device of `like`, the row stride a positive multiple of 1024 bytes."""
     step = ROW_BYTES // dtype.itemsize
-    steps = -(-width // step)
-    most = max if isinstance(steps, int) else torch.sym_max  # which takes 8 us for ints too
-    return like.new_empty((rows, most(steps, 1) * step), dtype=dtype)[:, :width]
+    stride = torch.sym_max(-(-width // step), 1) * step
+    return like.new_empty((rows, stride), dtype=dtype)[:, :width]
 
 
 def dense_metadata(

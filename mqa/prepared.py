@@ -22,7 +22,6 @@ from torch import Tensor
 
 from mqa import config, devices, rules
 
-
 Launch: TypeAlias = Callable[[tuple[int, ...]], None]
 """Runs a prepared dense call on the tensors at these addresses: q, k, k scale, weights, start, end,
 schedule (0 without one), out. Those of q and k are multiples of 16."""
@@ -68,9 +67,8 @@ def dense(
     out: Any,
 ) -> Tensor | None:
     """Run the call if one of its form is known and its addresses allow it; else None."""
-    if (
-        traced() or config.debug() or not _known
-    ):  # In this order: compiled code must not depend on what is known.
+    # traced() first: compiled code must not depend on what is known.
+    if traced() or config.debug() or not _known:
         return None
     inputs = _inputs(q, kv, weights, start, end, schedule)
     key = _key(inputs, clean, max_seqlen_k, dtype, schedule, backend, out)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -54,16 +54,6 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
 
 
-def _generator() -> ModuleType:
-    path = ROOT / "tools" / "generate_docs.py"
-    spec = importlib.util.spec_from_file_location("generate_docs", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_python_block_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backends = importlib.import_module("mqa.backends")
@@ -100,8 +90,8 @@ def test_nobody_is_told_to_install_another_project(page: Path) -> None:
     assert not wrong, f"{_name(page)}: {wrong}: the distribution is mqa-logits"
 
 
-def test_api_page_is_up_to_date() -> None:
-    generator = _generator()
+def test_api_page_is_up_to_date(tool: Callable[[str], ModuleType]) -> None:
+    generator = tool("generate_docs")
     assert generator.PAGE.read_text(encoding="utf-8") == generator.render(), "run make docs"
 
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
 STALE = "run make performance"
 
 
 @pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    path = ROOT / "tools" / "generate_performance.py"
-    spec = importlib.util.spec_from_file_location("generate_performance", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def generator(tool: Callable[[str], ModuleType]) -> ModuleType:
+    return tool("generate_performance")
 
 
 def _side(who: str) -> dict[str, Any]:

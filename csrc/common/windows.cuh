@@ -40,8 +40,8 @@ struct Windows {
   int rows;
   int tokens;
 
-  // Rows past the last, also past 2^31, see nothing. Without a branch, so that several loads are on their way at
-  // once; there is at least one row.
+  // Rows past the last, also past 2^31, see nothing. Without a branch, so that several loads are on
+  // their way at once; there is at least one row.
   __device__ __forceinline__ Window operator[](int row) const {
     const uint32_t last = rows - 1, existing = min(static_cast<uint32_t>(row), last);
     const int low = start[existing * start_stride], high = end[existing * end_stride];
@@ -124,8 +124,8 @@ __device__ __forceinline__ int64_t inclusive_scan_by_warp(int64_t value) {
   return value;
 }
 
-// Sum of `value` over lower threads (returned) and over all (total), by kThreads threads that meet at
-// barrier 1.
+// Sum of `value` over lower threads (returned) and over all (total), by kThreads threads that meet
+// at barrier 1.
 template <int kThreads>
 __device__ __forceinline__ int64_t exclusive_scan(int64_t value,
                                                   CutStorage<kThreads>& storage,
@@ -161,8 +161,8 @@ weights_of_block(const Windows& windows, int block_rows, int split, int block, W
 }
 
 // Cut points `first_cut` and the one after of a schedule for `parts` parts whose splits are `split`
-// tokens long, found by the CTA's kThreads threads. They meet at barrier 1, and the caller has to make
-// them meet once more before it reads storage.cuts. `weigh(rows, tasks)` is the weight of a block.
+// tokens long, found by the CTA's kThreads threads. They meet at barrier 1, and the caller has to
+// make them meet once more before it reads storage.cuts. A block weighs `weigh(rows, tasks)`.
 //
 // Cut i is the first task that begins at or after weight floor(i * total / parts). Blocks are taken
 // kThreads at a time: once for the total, and if they are more, once more to find the place.

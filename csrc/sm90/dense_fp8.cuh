@@ -21,8 +21,8 @@
 //
 // load, rows and weights go through the same blocks in the same order, each by its own arithmetic,
 // and end the sequence with an empty block. Each block's stages are filled up with empty ones to a
-// multiple of kAligned, so that the hot loop's stages lie at fixed places. Blocks of few rows use fewer
-// columns: then warpgroups share columns and split the tiles.
+// multiple of kAligned, so that the hot loop's stages lie at fixed places. Blocks of few rows use
+// fewer columns: then warpgroups share columns and split the tiles.
 //
 // Writes logits[s, n] for n in the window of s alone, and -inf elsewhere if asked; reads q, k and
 // scales of existing rows and tokens alone, whatever windows and schedule hold. Keys past the last

@@ -33,7 +33,7 @@ from mqa.cli.gpu.host import HOST_ROWS, measure_host
 from mqa.cli.gpu.inputs import L2_TIMES
 from mqa.cli.gpu.measure import measure
 from mqa.cli.gpu.peers import Peer, find_peer
-from mqa.cli.gpu.rows import MQA, Comparison, Row, hopper_rows
+from mqa.cli.gpu.rows import MQA, Call, Comparison, Row, hopper_rows
 from mqa.cli.gpu.tables import TextTable, interval, tables
 from mqa.cli.plots import draw_groups
 
@@ -189,18 +189,8 @@ def _warm_up(rows: Sequence[Comparison], where: torch.device) -> Entry:
     sides = [side for row in rows for side in (row.other, row.ours) if side.who == MQA]
     wanted = {(side.H, side.D, side.call) for side in sides}
 
-    def compile_one(heads: int, dim: int, call: Any) -> int:
-        variants = mqa.warmup(
-            heads,
-            dim,
-            "fp8",
-            weights_dtype=getattr(torch, call.weights),
-            logits_dtype=getattr(torch, call.logits),
-            clean=call.clean,
-            compressed=call.compressed,
-            device=where,
-        )
-        return len(variants)
+    def compile_one(heads: int, dim: int, call: Call) -> int:
+        return len(mqa.warmup(heads, dim, "fp8", **call.variant(), device=where))
 
     begin = time.perf_counter()
     with ThreadPoolExecutor(_COMPILERS) as pool:

@@ -17,8 +17,14 @@ from rich.text import Text
 
 from mqa import config
 from mqa.cli import machine
-from mqa.cli.console import Stop, one_line, print_whole, progress_bar, standard_error
-from mqa.cli.console import standard_output
+from mqa.cli.console import (
+    Stop,
+    one_line,
+    print_whole,
+    progress_bar,
+    standard_error,
+    standard_output,
+)
 from mqa.cuda import cache, compiler, variants
 from mqa.cuda.compiler import Binary
 from mqa.cuda.plan import Kernel

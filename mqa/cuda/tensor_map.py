@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mqa import arguments
+from mqa.cuda import headers
 
 ADDRESS_BYTES = 16
 """Alignment of addresses and strides."""
@@ -152,9 +153,7 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise RuntimeError(
-            "cuda-python is not installed (pip install 'mqa-logits[cuda]')"
-        ) from error
+        raise RuntimeError(f"cuda-python is not installed ({headers.INSTALL})") from error
     return driver
 
 

@@ -27,9 +27,9 @@ struct Feed {
   static constexpr auto kDim = Tiling::kDim;
   static constexpr auto kStageRows = Tiling::kStageRows;
 
-  // What load, rows and weights do: for every block of this CTA's range that has tokens for it, hand
-  // over this warp's part. They share the walk, so that its code is fetched once. Blocks are looked at
-  // a warp at a time: empty ones cost next to nothing.
+  // What load, rows and weights do: for every block of this CTA's range that has tokens for it,
+  // hand over this warp's part. They share the walk, so that its code is fetched once. Blocks are
+  // looked at a warp at a time: empty ones cost next to nothing.
   static __device__ __forceinline__ void feed(int warp,
                                               const ptx::TensorMap& q_map,
                                               const ptx::TensorMap& k_map,

@@ -140,7 +140,7 @@ struct Math {
       block.length = uniform(piece.length);
       block.groups = uniform(piece.groups);
       if (block.groups == 0) break;
-      // With `groups` sets of warpgroups, each set has the 4 / groups sets of columns from `base` on.
+      // With `groups` sets of warpgroups, each has 4 / groups sets of columns, from `base` on.
       const uint32_t size = kMathGroups / block.groups;
       const uint32_t set = uniform(piece.base) + group % size;
       block.turn = group / size;

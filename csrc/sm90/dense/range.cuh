@@ -23,13 +23,13 @@ struct Range {
     return {tasks > 0 ? 1 + 2 * counted : 1, counted, tasks};
   }
 
-  // Whether all threads have to find this CTA's range together; else each warp does that for itself.
+  // Whether all threads have to find this CTA's range together; else each warp does that alone.
   static __device__ __forceinline__ bool range_by_all(const DenseArguments& args) {
     return args.schedule == nullptr && args.rows > kBlock * kWarpSize;
   }
 
-  // This CTA's cuts of a schedule, read once: its warps must not see different ones, even if somebody
-  // writes to the schedule meanwhile. By two threads.
+  // This CTA's cuts of a schedule, read once: its warps must not see different ones, even if
+  // somebody writes to the schedule meanwhile. By two threads.
   static __device__ __forceinline__ void read_range(const DenseArguments& args, Storage& shared) {
     const int i = threadIdx.x, blocks = ceil_div(args.rows, kBlock);
     if (i >= 2) return;

@@ -107,19 +107,19 @@ struct Tile {
     uint64_t at[kKeep ? kOutputs : 1];  // of this thread's key in the first tile
     int token;                          // that key
 
+    __device__ __forceinline__ WholeStore(const Row* rows, int token) : rows(rows), token(token) {
+      if constexpr (kKeep) {
+#pragma unroll
+        for (int i = 0; i < kOutputs; i++)
+          at[i] = address(i, token);
+      }
+    }
     __device__ __forceinline__ void advance(int tokens) {
       token += tokens;
       if constexpr (kKeep) {
 #pragma unroll
         for (int i = 0; i < kOutputs; i++)
           at[i] += tokens * kLogitBytes;
-      }
-    }
-    __device__ __forceinline__ WholeStore(const Row* rows, int token) : rows(rows), token(token) {
-      if constexpr (kKeep) {
-#pragma unroll
-        for (int i = 0; i < kOutputs; i++)
-          at[i] = address(i, token);
       }
     }
     __device__ __forceinline__ uint64_t address(int i, int token) const {
@@ -134,8 +134,8 @@ struct Tile {
     }
   };
 
-  // 64 keys against this warpgroup's columns. `k` and `q` are descriptors. `release` is called once the
-  // stage is read.
+  // 64 keys against this warpgroup's columns. `k` and `q` are descriptors. `release` is called once
+  // the stage is read.
   template <typename Release, typename Store>
   static __device__ __forceinline__ void tile(uint64_t q,
                                               uint64_t k,

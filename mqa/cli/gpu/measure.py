@@ -77,17 +77,7 @@ def call_mqa(
 
 def backend_of(party: Party, where: torch.device) -> str | None:
     """Which of our backends runs the party's calls. Raises WrongResult if a GPU would fall back."""
-    call = party.call
-    found = mqa.supports(
-        party.H,
-        party.D,
-        "fp8",
-        weights_dtype=getattr(torch, call.weights),
-        logits_dtype=getattr(torch, call.logits),
-        clean=call.clean,
-        compressed=call.compressed,
-        device=where,
-    )
+    found = mqa.supports(party.H, party.D, "fp8", **party.call.variant(), device=where)
     if where.type == "cuda" and found.backend in (None, "reference"):
         reasons = "; ".join(f"{name}: {', '.join(why)}" for name, why in found.reasons.items())
         raise WrongResult(f"no CUDA backend takes H={party.H} D={party.D}: {reasons}")

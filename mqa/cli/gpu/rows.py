@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from mqa.cli.gpu.windows import Windows, causal, halves, one_row, packed
 
@@ -35,6 +38,15 @@ class Call:
     logits: str = "float32"
     weights: str = "float32"
     scheduled: bool = False
+
+    def variant(self) -> dict[str, Any]:
+        """The options by which a kernel is picked, as `mqa.supports` and `mqa.warmup` take them."""
+        return {
+            "weights_dtype": getattr(torch, self.weights),
+            "logits_dtype": getattr(torch, self.logits),
+            "clean": self.clean,
+            "compressed": self.compressed,
+        }
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,7 +83,7 @@ struct Cut {
 };
 
 // What a block of `rows` rows (as they count) and `tasks` tasks weighs: once + rows * tasks, `once`
-// with its first task.
+// with its first task. In schedules `once` is 1.
 struct Weights {
   int once;
   int rows;

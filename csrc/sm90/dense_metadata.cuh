@@ -29,9 +29,8 @@ __global__ void __launch_bounds__(kMetadataThreads, 1)
   ptx::griddepcontrol_launch_dependents();
   const Windows windows{args.start,      args.end,  args.start_stride,
                         args.end_stride, args.rows, args.tokens};
-  find_cuts<kMetadataThreads>(
-      windows, args.block, kScheduleSplit, blockIdx.x, gridDim.x - 1, storage,
-      [](int rows, int tasks) { return Weights{tasks > 0 ? 1 + rows : 1, rows, tasks}; });
+  find_cuts<kMetadataThreads>(windows, args.block, kScheduleSplit, blockIdx.x, gridDim.x - 1,
+                              storage, [](int rows, int tasks) { return Weights{1, rows, tasks}; });
   __syncthreads();
   if (threadIdx.x == 0) {
     args.cuts[blockIdx.x * args.cuts_stride] = storage.cuts[0].block;

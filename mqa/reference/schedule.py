@@ -7,9 +7,8 @@ one of its splits, 256 KV tokens; tasks are in lexicographic order. A schedule i
 where the first and the last cut count as minus and plus infinity. `first` is the query block of a
 dense task and the group's first row of a paged one.
 
-A group of R rows and T tasks weighs O + R * T; the O belongs to its first task. In paged calls O
-is 1. In dense calls it is 1 + R, and 1 if there are no tasks: to change query blocks takes about
-as long as a task. Fresh cut i is the first task that begins at or after weight
+A group of R rows and T tasks weighs 1 + R * T; the 1 belongs to its first task, and an empty
+group still has it. Fresh cut i is the first task that begins at or after weight
 floor(i * total / M), so no SM's weight exceeds ceil(total / M) plus the heaviest task.
 """
 
@@ -34,12 +33,6 @@ class Group(NamedTuple):
     """First coordinate of the group's tasks."""
     rows: int
     tasks: int
-    once: int = 1
-    """What the group weighs beside its tasks."""
-
-    @property
-    def weight(self) -> int:
-        return self.once + self.rows * self.tasks
 
 
 class _Groups(NamedTuple):
@@ -47,8 +40,6 @@ class _Groups(NamedTuple):
 
     rows: Tensor
     tasks: Tensor
-    once: Tensor
-    """What a group weighs beside its tasks."""
     span: Tensor
     """Positions that a group takes."""
 
@@ -116,8 +107,7 @@ def _dense(start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int) -> _G
     tokens = (high.view(-1, block).amax(1) - first).clamp(min=0)
     rows = torch.full_like(first, block)
     rows[-1:] -= padding
-    tasks = _splits(tokens)
-    return _Groups(rows, tasks, 1 + rows * (tasks > 0), torch.ones_like(rows))
+    return _Groups(rows, _splits(tokens), torch.ones_like(rows))
 
 
 def _paged(context_lens: Tensor, indices: Tensor | None) -> _Groups:
@@ -128,7 +118,7 @@ def _paged(context_lens: Tensor, indices: Tensor | None) -> _Groups:
     zeros = torch.zeros_like(lens)
     rows = zeros.scatter_add(0, group, torch.ones_like(lens))[group]
     longest = zeros.scatter_reduce(0, group, lens, "amax")[group]
-    return _Groups(torch.where(starts, rows, 0), _splits(longest), torch.ones_like(rows), rows)
+    return _Groups(torch.where(starts, rows, 0), _splits(longest), rows)
 
 
 def _splits(tokens: Tensor) -> Tensor:
@@ -142,19 +132,18 @@ def _padded(values: Tensor, padding: int, fill: int) -> Tensor:
 def _cut_points(groups: _Groups, num_sms: int) -> Tensor:
     # Positions that start no group weigh nothing, so a search for the last position at or before
     # a weight always lands on the start of a group, or on the end.
-    rows, group_tasks, once, span = (_padded(column, 1, 1) for column in groups)
-    weight = torch.where(groups.rows > 0, groups.once + groups.rows * groups.tasks, 0)
+    rows, group_tasks, span = (_padded(column, 1, 1) for column in groups)
+    weight = torch.where(groups.rows > 0, 1 + groups.rows * groups.tasks, 0)
     before = torch.cat((weight.new_zeros(1), weight.cumsum(0)))
     target = torch.arange(num_sms + 1, device=weight.device) * before[-1] // num_sms
     first = torch.searchsorted(before, target, right=True) - 1
     into = target - before[first]
-    past = (into - once[first]).clamp(min=0)
-    split = torch.where(into > 0, ((past + rows[first] - 1) // rows[first]).clamp(min=1), 0)
+    split = torch.where(into > 0, ((into + rows[first] - 2) // rows[first]).clamp(min=1), 0)
     over = (split > 0) & (split >= group_tasks[first])
     first = torch.where(over, first + span[first], first)
     return torch.stack((first, torch.where(over, 0, split)), dim=1).int()
 
 
 def _listed(groups: _Groups) -> list[Group]:
-    columns = zip(groups.rows.tolist(), groups.tasks.tolist(), groups.once.tolist(), strict=True)
-    return [Group(first, *facts) for first, facts in enumerate(columns) if facts[0]]
+    columns = zip(groups.rows.tolist(), groups.tasks.tolist(), strict=True)
+    return [Group(first, rows, splits) for first, (rows, splits) in enumerate(columns) if rows]

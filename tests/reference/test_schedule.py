@@ -57,13 +57,12 @@ def assert_fresh(cuts: Tensor, groups: list[Group], num_sms: int) -> None:
     done = schedule.tasks(cuts, groups)
     assert list(chain.from_iterable(done)) == every_task(groups)
     rows = {group.first: group.rows if group.tasks else 0 for group in groups}
-    once = {group.first: group.once for group in groups}
-    total = sum(group.weight for group in groups)
-    heaviest = max((g.rows + g.once for g in groups if g.tasks), default=1)
+    total = sum(1 + group.rows * group.tasks for group in groups)
+    heaviest = max((g.rows + 1 for g in groups if g.tasks), default=1)
     # Empty groups have a place too: an SM walks over them.
     places = [group._replace(tasks=max(group.tasks, 1)) for group in groups]
     for sm in schedule.tasks(cuts, places):
-        weight = sum(rows[first] + once[first] * (split == 0) for first, split in sm)
+        weight = sum(rows[first] + (split == 0) for first, split in sm)
         assert weight <= -(-total // num_sms) + heaviest
 
 
@@ -157,11 +156,7 @@ def test_groups_of_a_dense_call() -> None:
     """Query blocks of 512 // 64 = 8 rows; splits count from the smallest start / 4 * 4."""
     start = torch.tensor([7, 99, 50] + [0] * 6 + [300, -3], dtype=torch.int32)
     end = torch.tensor([263, 99, 2] + [0] * 6 + [10**6, 9], dtype=torch.int32)
-    groups = [Group(0, 8, 2, once=9), Group(1, 3, 4, once=4)]
-    assert schedule.dense_groups(start, end, 1000, 64) == groups
-    empty = schedule.dense_groups(start * 0, end * 0, 1000, 64)
-    assert empty == [Group(0, 8, 0, once=1), Group(1, 3, 0, once=1)]
-    assert [group.weight for group in groups + empty] == [25, 16, 1, 1]
+    assert schedule.dense_groups(start, end, 1000, 64) == [Group(0, 8, 2), Group(1, 3, 4)]
 
 
 def test_empty_groups_are_shared_out() -> None:

@@ -17,10 +17,10 @@ struct Range {
     return rows <= kRows ? 4 : rows <= 2 * kRows ? 2 : 1;
   }
 
-  // What a block weighs where no schedule is given: a start as much as two tasks.
+  // What a block weighs where no schedule is given: its start takes about as long as a task.
   static __device__ __forceinline__ Weights weigh(int rows, int tasks) {
     const int counted = kBlock / groups_for(rows);
-    return {tasks > 0 ? 1 + 2 * counted : 1, counted, tasks};
+    return {tasks > 0 ? 1 + counted : 1, counted, tasks};
   }
 
   // Whether all threads have to find this CTA's range together; else each warp does that alone.

@@ -199,12 +199,13 @@ def encode(driver: Any, plan: TensorMap, address: int) -> Any:
         expected = f"a multiple of {ADDRESS_BYTES}"
         raise ValueError(f"{plan.tensor}.data_ptr()={address:#x}, expected {expected}")
     rank = len(plan.shape)
+    strides = plan.strides or (ADDRESS_BYTES,)  # of rank 1 none is read, yet the list must be there
     error, encoded = driver.cuTensorMapEncodeTiled(
         getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{plan.data_type}"),
         rank,
         address,
         [driver.cuuint64_t(size) for size in plan.shape],
-        [driver.cuuint64_t(step) for step in plan.strides],
+        [driver.cuuint64_t(step) for step in strides],
         [driver.cuuint32_t(size) for size in plan.box],
         [driver.cuuint32_t(1)] * rank,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -10,12 +10,14 @@ Variables are read once, at first use, so that they can be set after `import mqa
 | `MQA_REFERENCE_BYTES` | extra bytes that the reference may use on a CPU, default 64 MiB |
 | `MQA_CACHE_DIR` | directory of compiled kernels, default `$XDG_CACHE_HOME/mqa` or `~/.cache/mqa` |
 | `MQA_CACHE_PATH` | directories of compiled kernels that are only read, and read first |
+| `MQA_NVRTC_OPTIONS` | more options for NVRTC, such as `-G` or `-DNAME`; separated as in a shell |
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import shlex
 from pathlib import Path
 
 _MIB = 1 << 20
@@ -77,6 +79,16 @@ def cache_path() -> tuple[Path, ...]:
 
 
 @functools.cache
+def nvrtc_options() -> tuple[str, ...]:
+    text = os.environ.get("MQA_NVRTC_OPTIONS", "")
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        expected = "options separated as in a shell"
+        raise ValueError(f"MQA_NVRTC_OPTIONS={text!r}, expected {expected}: {error}") from error
+
+
+@functools.cache
 def cuda_homes() -> tuple[Path, ...]:
     """CUDA toolkits that the environment names, in the variables that toolkits go by."""
     names = (os.environ.get(variable) for variable in ("CUDA_HOME", "CUDA_PATH"))
@@ -95,6 +107,14 @@ def reload() -> None:
     """Forget what was read, so that the next use reads the environment again."""
     global _version
     _version += 1
-    settings = (backend_name, fallback, debug, reference_bytes, cache_dir, cache_path, cuda_homes)
-    for read in settings:
+    for read in (
+        backend_name,
+        fallback,
+        debug,
+        reference_bytes,
+        cache_dir,
+        cache_path,
+        nvrtc_options,
+        cuda_homes,
+    ):
         read.cache_clear()

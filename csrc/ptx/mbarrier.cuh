@@ -35,6 +35,20 @@ __device__ __forceinline__ void mbarrier_arrive_if(uint32_t barrier, bool arrive
                : "memory");
 }
 
+// Arrivals of mbarrier_arrive_warp. One after __syncwarp() is enough, but compute-sanitizer's
+// racecheck does not follow that order: MQA_EVERY_LANE_ARRIVES is for it.
+#ifdef MQA_EVERY_LANE_ARRIVES
+constexpr uint32_t kWarpArrivals = 32;
+#else
+constexpr uint32_t kWarpArrivals = 1;
+#endif
+
+// This warp is through: whatever its lanes did comes before what follows a wait.
+__device__ __forceinline__ void mbarrier_arrive_warp(uint32_t barrier) {
+  __syncwarp();
+  mbarrier_arrive_if(barrier, threadIdx.x % 32 < kWarpArrivals);
+}
+
 // Adds `bytes` to what the phase expects, then arrives.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)

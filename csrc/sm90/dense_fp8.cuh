@@ -50,13 +50,13 @@ __device__ __forceinline__ void prepare(const ptx::TensorMap& q_map,
   ptx::prefetch_tensormap(&q_map);
   ptx::prefetch_tensormap(&k_map);
   for (int i = 0; i < 2; i++) {
-    ptx::mbarrier_init(ptx::shared_address(&shared.q_full[i]), 2 + kWarpSize);
-    ptx::mbarrier_init(ptx::shared_address(&shared.q_empty[i]), kMathWarps);
+    ptx::mbarrier_init(ptx::shared_address(&shared.q_full[i]), 1 + ptx::kWarpArrivals + kWarpSize);
+    ptx::mbarrier_init(ptx::shared_address(&shared.q_empty[i]), kMathWarps * ptx::kWarpArrivals);
   }
   for (int i = 0; i < Tiling::kStages; i++) {
     ptx::mbarrier_init(ptx::shared_address(&shared.k_full[i]),
                        Tiling::bulk_scales(args) ? 1 : 1 + kWarpSize);
-    ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[i]), kMathWarps);
+    ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[i]), kMathWarps * ptx::kWarpArrivals);
   }
   ptx::fence_mbarrier_init();
 }

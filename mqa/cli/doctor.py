@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ _VARIABLES: tuple[tuple[str, Callable[[], object]], ...] = (
     ("MQA_REFERENCE_BYTES", config.reference_bytes),
     ("MQA_CACHE_DIR", config.cache_dir),
     ("MQA_CACHE_PATH", lambda: os.pathsep.join(map(str, config.cache_path())) or None),
+    ("MQA_NVRTC_OPTIONS", lambda: shlex.join(config.nvrtc_options()) or None),
 )
 
 

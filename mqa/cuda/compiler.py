@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import mqa
+from mqa import config
 from mqa.cuda import headers
 from mqa.cuda.plan import Kernel
 from mqa.errors import CompileError, CompilerUnavailableError
@@ -118,7 +119,7 @@ def translation_unit(kernel: Kernel) -> str:
 
 def flags(arch: str) -> tuple[str, ...]:
     """Options of every compilation for `arch`, the include path aside."""
-    return (*_FLAGS, f"-arch={arch}")
+    return (*_FLAGS, f"-arch={arch}", *config.nvrtc_options())
 
 
 def sources() -> Path:

@@ -144,6 +144,11 @@ def _another_option(monkeypatch: pytest.MonkeyPatch, csrc: Path) -> None:
     monkeypatch.setattr(compiler, "_FLAGS", (*compiler._FLAGS, "--restrict"))
 
 
+def _an_option_of_the_environment(monkeypatch: pytest.MonkeyPatch, csrc: Path) -> None:
+    monkeypatch.setenv("MQA_NVRTC_OPTIONS", "--restrict")
+    config.reload()
+
+
 def _an_edited_source(monkeypatch: pytest.MonkeyPatch, csrc: Path) -> None:
     (csrc / "add.cuh").write_text(SOURCE + "//\n")
 
@@ -163,6 +168,7 @@ def _a_renamed_source(monkeypatch: pytest.MonkeyPatch, csrc: Path) -> None:
         _another_header_version,
         _another_compiler,
         _another_option,
+        _an_option_of_the_environment,
         _an_edited_source,
         _another_source,
         _a_renamed_source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 
 import mqa
 from mqa import config
-from mqa.cuda import compiler, headers
+from mqa.cuda import compiler, headers, sm90
 from mqa.cuda.plan import Kernel
 from mqa.errors import CompileError, CompilerUnavailableError
 
@@ -107,6 +108,33 @@ def test_a_template_becomes_a_cubin_under_its_mangled_name(source: Source) -> No
     assert f".entry {binary.symbol}" in binary.ptx
     assert "kernel.cuh" in binary.ptx  # -lineinfo
     assert "\0" not in binary.ptx + binary.log
+
+
+def test_options_of_the_environment_reach_nvrtc(
+    source: Source, setenv: Callable[[str, str], None]
+) -> None:
+    kernel = Kernel(source('extern "C" __global__ void k(int* x) { *x = WANTED[0]; }'), "k")
+    with pytest.raises(CompileError, match=r"WANTED"):
+        compiler.compile_kernel(kernel, ARCH)
+    setenv("MQA_NVRTC_OPTIONS", "'-DWANTED=\"a string with blanks\"' --restrict")
+    assert compiler.flags(ARCH)[-2:] == ('-DWANTED="a string with blanks"', "--restrict")
+    compiler.compile_kernel(kernel, ARCH)
+
+
+def test_racecheck_gets_a_kernel_in_which_every_lane_arrives(
+    setenv: Callable[[str, str], None],
+) -> None:
+    kernel = sm90.dense_kernel(sm90.tiles(64, 128), "float32")
+
+    def arrivals() -> set[int]:
+        ptx = compiler.compile_kernel(kernel, ARCH).ptx
+        registers = re.findall(r"mbarrier\.init\S* \[\S+\], (%r\d+);", ptx)
+        constants = dict(re.findall(r"mov\.u32\s+(%r\d+), (\d+);", ptx))
+        return {int(constants[name]) for name in registers if name in constants}
+
+    assert arrivals() == {1 + 1 + 32, 16}
+    setenv("MQA_NVRTC_OPTIONS", "-DMQA_EVERY_LANE_ARRIVES")
+    assert arrivals() == {1 + 32 + 32, 16 * 32}
 
 
 def test_a_clean_kernel_has_no_findings_and_known_usage(source: Source) -> None:

@@ -73,8 +73,11 @@ struct Feed {
     wait_block(ring, shared);
     if (warp == kRowsWarp && threadIdx.x % kWarpSize == 0) shared.piece[ring.stage] = Piece{};
     __syncwarp();
-    const uint32_t q_full = ptx::shared_address(&shared.q_full[ring.stage]);
-    ptx::mbarrier_arrive_if(q_full, warp == kWeightsWarp || threadIdx.x % kWarpSize == 0);
+    const uint32_t arrivals = warp == kLoadWarp   ? 1
+                              : warp == kRowsWarp ? ptx::kWarpArrivals
+                                                  : kWarpSize;
+    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_full[ring.stage]),
+                            threadIdx.x % kWarpSize < arrivals);
   }
 
   // Waits until math is through with the block before the last one.
@@ -175,8 +178,7 @@ struct Feed {
     const bool used = max(columns.first, piece.first) < min(columns.end, end);
     share_out(__ballot_sync(kAllLanes, used) & ((1 << kMathGroups) - 1), piece);
     if (lane == 0) shared.piece[ring.stage] = piece;
-    __syncwarp();
-    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_full[ring.stage]), lane == 0);
+    ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_full[ring.stage]));
   }
 
   static __device__ __forceinline__ Columns describe_columns(const Row* rows) {

@@ -61,7 +61,6 @@ struct Math {
                                                       int token,
                                                       const Block& block,
                                                       const Thread& thread) {
-    const bool arrives = threadIdx.x % kWarpSize == 0;
     WholeStore store(thread.rows, token + thread.tile_row);
 #pragma unroll 1
     for (; bodies > 0; bodies--) {
@@ -79,7 +78,7 @@ struct Math {
         Tiles::tile(
             block.q, k + slot * (kTileRows * kDim / 16), k_scales + slot * kTileRows, thread,
             [&] {
-              if (i % kTiles == kTiles - 1) ptx::mbarrier_arrive_if(k_empty + stage * 8, arrives);
+              if (i % kTiles == kTiles - 1) ptx::mbarrier_arrive_warp(k_empty + stage * 8);
             },
             [&](int output, Logit logit) { store(output, i, logit); });
       }
@@ -116,9 +115,7 @@ struct Math {
               block.q, k + j * kStep, k_scales + j * kTileRows, thread, [] {},
               TestedStore{thread.rows, token + j * kTileRows});
     }
-    __syncwarp();  // where no tile was ours, nothing else keeps the lanes together
-    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.k_empty[ring.stage]),
-                            threadIdx.x % kWarpSize == 0);
+    ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage]));
   }
 
   // A value that all lanes have, in a form that the compiler knows to be uniform.
@@ -166,9 +163,7 @@ struct Math {
           stages.advance();
         }
       }
-      __syncwarp();
-      ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_empty[blocks.stage]),
-                              threadIdx.x % kWarpSize == 0);
+      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_empty[blocks.stage]));
       blocks.advance();
     }
   }

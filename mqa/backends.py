@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mqa import arguments, config
-from mqa.cuda.sm90 import SM90
+from mqa.cuda.sm90 import SM90, SM90_ACCURATE
 from mqa.errors import BackendUnavailableError, FallbackWarning, callers_level
 from mqa.prepared import Launch
 from mqa.problem import Format, Problem
@@ -59,8 +59,12 @@ class Backend(Protocol):
         where `schedules_on` says yes."""
         ...
 
+    def paged_metadata(self, context_lens: Tensor, indices: Tensor | None, out: Tensor) -> None:
+        """The same for a paged call: lens int32 [B, next_n], or [B] as next_n = 1."""
+        ...
+
     def schedules_on(self, device: torch.device) -> bool:
-        """Whether `dense_metadata` works on this device."""
+        """Whether the metadata functions work on this device."""
         ...
 
     def accumulator(self, format: Format) -> str:
@@ -122,6 +126,9 @@ class Reference:
         parts = out.shape[0] - 1
         out.copy_(schedule.dense_metadata(start, end, num_kv_tokens, num_heads, parts))
 
+    def paged_metadata(self, context_lens: Tensor, indices: Tensor | None, out: Tensor) -> None:
+        out.copy_(schedule.paged_metadata(context_lens, out.shape[0] - 1, indices))
+
     def schedules_on(self, device: torch.device) -> bool:
         return True
 
@@ -133,7 +140,7 @@ class Reference:
 
 
 REFERENCE = Reference()
-BACKENDS: tuple[Backend, ...] = (SM90, REFERENCE)
+BACKENDS: tuple[Backend, ...] = (SM90, SM90_ACCURATE, REFERENCE)
 """Best first."""
 
 

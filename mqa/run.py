@@ -7,7 +7,6 @@ from torch import Tensor
 
 from mqa import prepared, rules, validate
 from mqa.backends import check_name, choose, scheduler
-from mqa.reference import schedule
 
 ROW_BYTES = 1024
 """Row strides of results are multiples of this: the top-k kernels that come next rely on it."""
@@ -91,5 +90,7 @@ def paged_metadata(
     validate.paged_metadata(context_lens, block_kv, num_sms, indices)
     validate.metadata_out(out, num_sms, context_lens.device)
     rules.no_overlap(out, {"context_lens": context_lens, "indices": indices})
-    cuts = schedule.paged_metadata(context_lens, num_sms, indices)
-    return cuts if out is None else out.copy_(cuts)
+    if out is None:
+        out = context_lens.new_empty((num_sms + 1, 2))
+    scheduler(context_lens.device).paged_metadata(context_lens, indices, out)
+    return out

@@ -87,9 +87,9 @@ __device__ __forceinline__ void fill_range(Logit* begin, Logit* end, const FillS
 }
 
 // Writes -inf to every entry outside the windows of rows part, part + parts, ..., by one warp.
-template <typename Logit>
+template <typename Logit, typename RowWindows>
 __device__ __forceinline__ void clean_rows(const Logits<Logit>& logits,
-                                           const Windows& windows,
+                                           const RowWindows& windows,
                                            int part,
                                            int parts,
                                            FillStorage& storage) {

@@ -36,6 +36,14 @@ __device__ __forceinline__ void bar_sync(uint32_t number, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// This thread's place in its warp, read anew at each call: what follows from it is not kept in
+// registers until the next one.
+__device__ __forceinline__ int lane_read_anew() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

@@ -74,6 +74,13 @@ __device__ __forceinline__ void cp_async_4(uint32_t target, const void* source, 
                : "memory");
 }
 
+// The same with 16 bytes, to and from multiples of 16; `bytes` is 0 or 16.
+__device__ __forceinline__ void cp_async_16(uint32_t target, const void* source, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared::cta.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+
 // Orders earlier ordinary writes to shared memory before later reads by the async proxy.
 __device__ __forceinline__ void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

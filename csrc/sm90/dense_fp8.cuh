@@ -29,69 +29,20 @@
 // token are zeros that TMA fills in.
 #pragma once
 
-#include "common/logits.cuh"
-#include "ptx/control.cuh"
 #include "ptx/copy.cuh"
-#include "ptx/mbarrier.cuh"
-#include "sm90/dense/feed.cuh"
-#include "sm90/dense/math.cuh"
-#include "sm90/dense/range.cuh"
-#include "sm90/dense/storage.cuh"
+#include "sm90/score/dense.cuh"
+#include "sm90/score/kernel.cuh"
+#include "sm90/score/storage.cuh"
 
 namespace mqa::sm90 {
-
-// Barriers and tensor maps, by one thread.
-template <typename Tiling>
-__device__ __forceinline__ void prepare(const ptx::TensorMap& q_map,
-                                        const ptx::TensorMap& k_map,
-                                        const DenseArguments& args,
-                                        typename Tiling::Storage& shared) {
-  if (threadIdx.x != 0) return;
-  ptx::prefetch_tensormap(&q_map);
-  ptx::prefetch_tensormap(&k_map);
-  for (int i = 0; i < 2; i++) {
-    ptx::mbarrier_init(ptx::shared_address(&shared.q_full[i]), 1 + ptx::kWarpArrivals + kWarpSize);
-    ptx::mbarrier_init(ptx::shared_address(&shared.q_empty[i]), kMathWarps * ptx::kWarpArrivals);
-  }
-  for (int i = 0; i < Tiling::kStages; i++) {
-    ptx::mbarrier_init(ptx::shared_address(&shared.k_full[i]),
-                       Tiling::bulk_scales(args) ? 1 : 1 + kWarpSize);
-    ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[i]), kMathWarps * ptx::kWarpArrivals);
-  }
-  ptx::fence_mbarrier_init();
-}
 
 template <int kHeads, int kDim, typename Logit, int kStages, int kStageRows, int kSharedBytes>
 __global__ void __launch_bounds__(kThreads, 1)
     dense_fp8(const __grid_constant__ ptx::TensorMap q_map,
               const __grid_constant__ ptx::TensorMap k_map,
               const __grid_constant__ DenseArguments args) {
-  using Kernel = Tiling<kHeads, kDim, Logit, kStages, kStageRows>;
-  using Storage = typename Kernel::Storage;
-  static_assert(sizeof(Storage) == kSharedBytes, "mqa/cuda/sm90.py and SharedStorage disagree");
-  extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  Storage& shared = *reinterpret_cast<Storage*>(shared_bytes);
-
-  prepare<Kernel>(q_map, k_map, args, shared);
-  ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
-  if (args.schedule != nullptr) Range<Kernel>::read_range(args, shared);
-  if (Range<Kernel>::range_by_all(args)) Range<Kernel>::find_range_by_all(args, shared);
-  __syncthreads();
-
-  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpSize, 0);
-  if (warp < kMathWarps) {
-    ptx::setmaxnreg_inc<kMathRegisters>();
-    Math<Kernel>::math(shared);
-  } else {
-    ptx::setmaxnreg_dec<kOtherRegisters>();
-    if (warp != kCleanWarp) {
-      Feed<Kernel>::feed(warp, q_map, k_map, args, shared);
-    } else if (args.clean) {
-      clean_rows(Kernel::logits_of(args), Kernel::windows_of(args), blockIdx.x, gridDim.x,
-                 shared.fill);
-    }
-  }
+  using Kernel = Tiling<Fp8, kHeads, kDim, Logit, kStages, kStageRows, 512>;
+  score<Kernel, Dense<Kernel>, kSharedBytes>(q_map, k_map, args);
 }
 
 }  // namespace mqa::sm90

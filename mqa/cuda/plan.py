@@ -38,7 +38,7 @@ class Scalar(NamedTuple):
 
     name: str
     code: str
-    """Type as in the `struct` module: q int64, i int32, ? bool."""
+    """Type as in the `struct` module: q int64, i int32, ? bool; p for a pointer to nothing."""
     value: int
 
 
@@ -53,7 +53,7 @@ class Struct:
     @property
     def layout(self) -> struct.Struct:
         """How it lies in memory, padded to 8 bytes as C++ does."""
-        codes = "".join(scalar.code for scalar in self.scalars)
+        codes = "".join(scalar.code.replace("p", "q") for scalar in self.scalars)
         return struct.Struct(f"@{len(self.pointers)}Q{codes}0q")
 
 

@@ -1,8 +1,9 @@
-"""Hopper: a dense FP8 problem becomes a plan. The kernels are `csrc/sm90/`."""
+"""Hopper: a problem becomes a plan. The kernels are `csrc/sm90/`."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,62 +12,38 @@ from torch import Tensor
 
 from mqa import devices
 from mqa.cuda import driver
-from mqa.cuda.plan import WARP, Barrier, Kernel, Plan, Scalar, Struct
+from mqa.cuda.plan import Kernel, Plan, Scalar, Struct
+from mqa.cuda.sm90_paged import PAGE_SIZES, paged_addresses, paged_facts, paged_kernels, paged_plan
+from mqa.cuda.sm90_tiles import (
+    CXX,
+    ELEMENTS,
+    HEAD_DIMS,
+    HEADS,
+    MX_DIMS,
+    OWN_COLUMNS,
+    THREADS,
+    Tiles,
+    barriers,
+    k_swizzle,
+    no_q,
+    q_pointers,
+    q_scalars,
+    row_bytes,
+    with_most_stages,
+)
 from mqa.cuda.tensor_map import ADDRESS_BYTES, TensorMap
+from mqa.formats.kv_cache import SCALE_BYTES
 from mqa.prepared import Launch
-from mqa.problem import LOGITS_DTYPES, DenseProblem, Format, Problem
+from mqa.problem import LOGITS_DTYPES, Format, PagedProblem, Problem
 from mqa.validate import DenseCall, PagedCall
-
-HEADS = (8, 16, 32, 64, 128)
-HEAD_DIMS = (32, 64, 128)
-
-MATH_WARPS = 16
-THREADS = MATH_WARPS * WARP + 128
-BLOCK_COLUMNS = 512
-"""Columns (row, head) of a query block: its rows times H."""
-TILE_ROWS = 64
-FILL_BYTES = 8192
-FEEDING_WARPS = 3
-_CXX = {"float32": "float", "bfloat16": "__nv_bfloat16", "float16": "__half"}
-
-
-@dataclass(frozen=True, slots=True)
-class DenseTiles:
-    """Shared memory of the dense kernel: two query blocks and a ring of key stages."""
-
-    heads: int
-    dim: int
-    stage_rows: int
-    stages: int
-
-    @property
-    def block(self) -> int:
-        """Rows of a query block."""
-        return BLOCK_COLUMNS // self.heads
-
-    @property
-    def q_bytes(self) -> int:
-        return BLOCK_COLUMNS * self.dim
-
-    @property
-    def k_bytes(self) -> int:
-        return self.stage_rows * self.dim
-
-    @property
-    def shared_bytes(self) -> int:
-        """sizeof(SharedStorage), member by member."""
-        rings = 2 * self.q_bytes + self.stages * self.k_bytes
-        scales = self.stages * self.stage_rows * 4
-        per_block = 2 * (BLOCK_COLUMNS * 4 + self.block * 16 + 16 + 4 * 16)
-        barriers = 8 * (2 * 2 + 2 * self.stages)
-        cuts = 8 * (THREADS // WARP) + 2 * 8 + FEEDING_WARPS * 2 * 8
-        return _aligned(rings + FILL_BYTES + scales + per_block + barriers + cuts, 1024)
 
 
 @functools.cache
-def tiles(heads: int, dim: int) -> DenseTiles:
+def tiles(heads: int, dim: int, elements: str = "Fp8") -> Tiles:
     """What measured best (see docs/performance.md)."""
-    return DenseTiles(heads, dim, 128 if dim == 128 else 512, 4)
+    if elements == "Fp8":
+        return Tiles(heads, dim, 128 if dim == 128 else 512, 4)
+    return with_most_stages(heads, dim, 128 if dim == 128 else 256, OWN_COLUMNS, elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,58 +71,59 @@ class DenseFacts:
     start_stride: int
     end_stride: int
     logits_stride: int
+    elements: str = "Fp8"
+    q_scale_strides: tuple[int, int] = (0, 0)
 
 
 @functools.cache
-def dense_kernel(tiles: DenseTiles, logits: str) -> Kernel:
-    numbers = (tiles.stages, tiles.stage_rows, tiles.shared_bytes)
-    arguments = (tiles.heads, tiles.dim, _CXX[logits], *numbers)
-    return Kernel("sm90/dense_fp8.cuh", "mqa::sm90::dense_fp8", tuple(map(str, arguments)))
+def dense_kernel(tiles: Tiles, logits: str) -> Kernel:
+    first = (str(tiles.heads), str(tiles.dim), CXX[logits], str(tiles.stages))
+    rows, last = str(tiles.stage_rows), str(tiles.shared_bytes)
+    if not tiles.converted:
+        return Kernel("sm90/dense_fp8.cuh", "mqa::sm90::dense_fp8", (*first, rows, last))
+    arguments = (f"mqa::sm90::{tiles.elements}", *first, rows, str(tiles.columns), last)
+    return Kernel("sm90/converted.cuh", "mqa::sm90::dense_converted", arguments)
+
+
+def dense_kernels(heads: int, dim: int, logits: str, elements: str = "Fp8") -> dict[Kernel, int]:
+    """Those that a call may reach, and their dynamic shared memory."""
+    t = tiles(heads, dim, elements)
+    return {dense_kernel(t, logits): t.shared_bytes}
 
 
 @functools.lru_cache(maxsize=4096)
 def dense_plan(facts: DenseFacts) -> Plan:
-    """The launch of `csrc/sm90/dense_fp8.cuh` for a call with these facts."""
-    t = tiles(facts.heads, facts.dim)
+    """The launch of `csrc/sm90/dense_fp8.cuh` or `converted.cuh` for a call with these facts."""
+    t = tiles(facts.heads, facts.dim, facts.elements)
     heads, dim = facts.heads, facts.dim
-    q_shape, half = (dim, heads, facts.rows), t.block // 2
+    q_shape, q_box = (dim, heads, facts.rows), (dim, heads, t.q_box_rows)
     # Without tokens nothing is loaded, but a map has no empty dimension.
-    k_shape, k_stride = (dim, max(facts.tokens, 1)), facts.k_stride if facts.tokens else dim
-    maps = (
-        TensorMap("q", "UINT8", 1, q_shape, facts.q_strides, (dim, heads, half), swizzle=dim),
-        TensorMap(
-            "kv", "UINT8", 1, k_shape, (k_stride,), (dim, min(t.stage_rows, 256)), swizzle=dim
-        ),
-    )
+    row = t.row_bytes
+    k_shape, k_stride = (row, max(facts.tokens, 1)), facts.k_stride if facts.tokens else row
+    q = TensorMap("q", "UINT8", 1, q_shape, facts.q_strides, q_box, swizzle=dim)
+    k_box = (row, min(t.stage_rows, 256))
+    k = TensorMap("kv", "UINT8", 1, k_shape, (k_stride,), k_box, swizzle=k_swizzle(t))
+    maps = (k,) if t.converted else (q, k)
     return Plan(
         dense_kernel(t, facts.logits),
         grid=facts.parts,
         threads=THREADS,
         shared_bytes=t.shared_bytes,
         maps=maps,
-        struct=_dense_arguments(facts),
-        barriers=_barriers(t),
+        struct=_dense_arguments(facts, t),
+        barriers=barriers(t),
     )
 
 
-@functools.cache
-def _barriers(t: DenseTiles) -> tuple[Barrier, ...]:
-    return (
-        Barrier("q_full", 2 + WARP, t.q_bytes),
-        Barrier("q_empty", MATH_WARPS),
-        # 1 arrival, and the scales' bytes too, where the scales come in bulk.
-        Barrier("k_full", 1 + WARP, t.k_bytes),
-        Barrier("k_empty", MATH_WARPS),
-    )
-
-
-def _dense_arguments(facts: DenseFacts) -> Struct:
+def _dense_arguments(facts: DenseFacts, t: Tiles) -> Struct:
     """DenseArguments, field by field."""
     schedule = "schedule" if facts.scheduled else ""
     return Struct(
-        ("kv_scale", "w", "start", "end", schedule, "out"),
+        ("kv_scale", "w", "start", "end", schedule, "out", *q_pointers(t)),
         (
+            *no_q(t),
             Scalar("k_scale_stride", "q", facts.k_scale_stride),
+            *q_scalars(facts.q_strides, facts.q_scale_strides),
             Scalar("weights_row_stride", "q", facts.weights_strides[0]),
             Scalar("weights_head_stride", "q", facts.weights_strides[1]),
             Scalar("schedule_row_stride", "q", facts.schedule_strides[0]),
@@ -163,12 +141,17 @@ def _dense_arguments(facts: DenseFacts) -> Struct:
     )
 
 
-METADATA = Kernel("sm90/dense_metadata.cuh", "mqa::sm90::dense_metadata")
-METADATA_THREADS = 512
+METADATA_CTAS = 8
+METADATA_THREADS = 1024
+METADATA = tuple(
+    Kernel("sm90/metadata.cuh", "mqa::sm90::metadata", (f"mqa::sm90::{kind}",))
+    for kind in ("DenseMetadata", "PagedMetadata")
+)
+"""For dense and for paged calls."""
 
 
 @functools.lru_cache(maxsize=1024)
-def metadata_plan(
+def dense_metadata_plan(
     rows: int,
     tokens: int,
     block: int,
@@ -177,7 +160,7 @@ def metadata_plan(
     end_stride: int,
     out_stride: int,
 ) -> Plan:
-    """The launch of `csrc/sm90/dense_metadata.cuh`: a CTA for each cut point."""
+    """The launch of `csrc/sm90/metadata.cuh` for a dense schedule: one cluster."""
     scalars = (
         Scalar("start_stride", "q", start_stride),
         Scalar("end_stride", "q", end_stride),
@@ -185,32 +168,61 @@ def metadata_plan(
         Scalar("rows", "i", rows),
         Scalar("tokens", "i", tokens),
         Scalar("block", "i", block),
+        Scalar("parts", "i", parts),
     )
-    return Plan(
-        METADATA, parts + 1, METADATA_THREADS, 0, (), Struct(("start", "end", "out"), scalars)
-    )
+    struct = Struct(("start", "end", "out"), scalars)
+    return Plan(METADATA[0], METADATA_CTAS, METADATA_THREADS, 0, (), struct)
 
 
-def _aligned(size: int, step: int) -> int:
-    return -(-size // step) * step
+@functools.lru_cache(maxsize=1024)
+def paged_metadata_plan(
+    requests: int,
+    next_n: int,
+    parts: int,
+    lens_strides: tuple[int, int],
+    indices_stride: int | None,
+    out_stride: int,
+) -> Plan:
+    """The launch of `csrc/sm90/metadata.cuh` for a paged schedule; None: no indices."""
+    scalars = (
+        Scalar("lens_request_stride", "q", lens_strides[0]),
+        Scalar("lens_row_stride", "q", lens_strides[1]),
+        Scalar("indices_stride", "q", indices_stride or 0),
+        Scalar("cuts_stride", "q", out_stride),
+        Scalar("rows", "i", requests * next_n),
+        Scalar("next_n", "i", next_n),
+        Scalar("parts", "i", parts),
+    )
+    struct = Struct(("lens", "" if indices_stride is None else "indices", "out"), scalars)
+    return Plan(METADATA[1], METADATA_CTAS, METADATA_THREADS, 0, (), struct)
 
 
 class Hopper:
-    """The backend `sm90`: dense FP8 on GPUs of compute capability 9.0."""
+    """A backend of GPUs of compute capability 9.0, for `elements`, by format."""
 
-    name = "sm90"
-    by_default = True
+    def __init__(self, name: str, elements: dict[Format, str], *, by_default: bool) -> None:
+        self._name, self._elements, self._by_default = name, elements, by_default
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def by_default(self) -> bool:
+        return self._by_default
 
     def reasons_against(self, problem: Problem, device: torch.device) -> Iterator[str]:
         yield from _device_reasons(device)
-        if not isinstance(problem, DenseProblem):
-            yield "paged calls are not among its kernels"
-        if problem.format != "fp8":
-            yield f"format={problem.format} is not among its kernels, only fp8"
+        if problem.format not in self._elements:
+            known = ", ".join(self._elements)
+            yield f"format={problem.format} is not among its kernels, only {known}"
         if problem.H not in HEADS:
             yield f"H={problem.H} is not one of {', '.join(map(str, HEADS))}"
-        if problem.D not in HEAD_DIMS:
-            yield f"D={problem.D} is not one of {', '.join(map(str, HEAD_DIMS))}"
+        dims = HEAD_DIMS if problem.format == "fp8" else MX_DIMS
+        if problem.D not in dims:
+            yield f"D={problem.D} is not one of {', '.join(map(str, dims))}"
+        if isinstance(problem, PagedProblem) and problem.P not in PAGE_SIZES:
+            yield f"P={problem.P} is not one of {', '.join(map(str, PAGE_SIZES))}"
         yield from _layout_reasons(problem)
 
     def unusable_here(self) -> str | None:
@@ -220,40 +232,61 @@ class Hopper:
         return "; ".join(_device_reasons(device)) or None
 
     def dense(self, call: DenseCall, out: Tensor) -> Launch | None:
-        launcher = driver.launcher(dense_plan(dense_facts(call, out)), out.device)
-        launcher.launch(dense_addresses(call, out))
-        return launcher.launch if call.problem.N else None
+        elements = self._elements[call.problem.format]
+        launcher = driver.launcher(dense_plan(dense_facts(call, out, elements)), out.device)
+        launcher.launch(dense_addresses(call, out, elements))
+        return launcher.launch if call.problem.N and elements == "Fp8" else None
 
     def paged(self, call: PagedCall, out: Tensor) -> None:
-        raise AssertionError("a paged problem has reasons against sm90")
+        elements = self._elements[call.problem.format]
+        launcher = driver.launcher(paged_plan(paged_facts(call, out, elements)), out.device)
+        launcher.launch(paged_addresses(call, out, elements))
 
     def dense_metadata(
         self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
     ) -> None:
         rows, parts = start.shape[0], out.shape[0] - 1
-        block = max(1, BLOCK_COLUMNS // num_heads)
+        block = max(1, OWN_COLUMNS // num_heads)
         strides = (start.stride(0), end.stride(0), out.stride(0))
-        plan = metadata_plan(rows, num_kv_tokens, block, parts, *strides)
+        plan = dense_metadata_plan(rows, num_kv_tokens, block, parts, *strides)
         addresses = (start.data_ptr(), end.data_ptr(), out.data_ptr())
+        driver.launcher(plan, out.device).launch(addresses)
+
+    def paged_metadata(self, context_lens: Tensor, indices: Tensor | None, out: Tensor) -> None:
+        requests, next_n = context_lens.shape if context_lens.dim() == 2 else (len(context_lens), 1)
+        row_stride = context_lens.stride(1) if context_lens.dim() == 2 else 0
+        plan = paged_metadata_plan(
+            requests,
+            next_n,
+            out.shape[0] - 1,
+            (context_lens.stride(0), row_stride),
+            None if indices is None else indices.stride(0),
+            out.stride(0),
+        )
+        where = 0 if indices is None else indices.data_ptr()
+        addresses = (context_lens.data_ptr(), where, out.data_ptr())
         driver.launcher(plan, out.device).launch(addresses)
 
     def schedules_on(self, device: torch.device) -> bool:
         return not any(_device_reasons(device))
 
     def accumulator(self, format: Format) -> str:
-        return "HOPPER_FP8"
+        return ACCUMULATORS[self._elements[format]]
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
-        kernels = (dense_kernel(tiles(problem.H, problem.D), problem.out), METADATA)
-        shared = (tiles(problem.H, problem.D).shared_bytes, 0)
-        for kernel, size in zip(kernels, shared, strict=True):
+        paged = isinstance(problem, PagedProblem)
+        facts = (problem.H, problem.D, problem.out, self._elements[problem.format])
+        scoring = paged_kernels(*facts) if paged else dense_kernels(*facts)
+        for kernel, size in scoring.items():
             driver.load(kernel, device, size)
-        return tuple(map(str, kernels))
+        driver.load(METADATA[paged], device, 0)
+        return (*map(str, scoring), str(METADATA[paged]))
 
 
-def dense_facts(call: DenseCall, out: Tensor) -> DenseFacts:
+def dense_facts(call: DenseCall, out: Tensor, elements: str = "Fp8") -> DenseFacts:
     """What the launch for `call` depends on."""
     problem, schedule = call.problem, call.schedule
+    row = row_bytes(elements, problem.D)
     return DenseFacts(
         rows=problem.S,
         tokens=problem.N,
@@ -267,22 +300,26 @@ def dense_facts(call: DenseCall, out: Tensor) -> DenseFacts:
         parts=problem.sms or devices.get_num_sms(out.device),
         scheduled=schedule is not None,
         # The stride of a dimension of size 1 means nothing, and may be anything.
-        q_strides=(call.q.stride(1), call.q.stride(0) if problem.S > 1 else problem.H * problem.D),
-        k_stride=call.k.stride(0) if problem.N > 1 else problem.D,
+        q_strides=(call.q.stride(1), call.q.stride(0) if problem.S > 1 else problem.H * row),
+        k_stride=call.k.stride(0) if problem.N > 1 else row,
         k_scale_stride=call.kv_scale.stride(0),
         weights_strides=_strides(call.weights),
         schedule_strides=(0, 0) if schedule is None else _strides(schedule),
         start_stride=call.start.stride(0),
         end_stride=call.end.stride(0),
         logits_stride=out.stride(0),
+        elements=elements,
+        q_scale_strides=(0, 0) if call.q_scale is None else _strides(call.q_scale),
     )
 
 
-def dense_addresses(call: DenseCall, out: Tensor) -> tuple[int, ...]:
+def dense_addresses(call: DenseCall, out: Tensor, elements: str = "Fp8") -> tuple[int, ...]:
     """Addresses of `dense_plan(...).tensors`."""
     q = call.q.data_ptr()
+    q_scale = 0 if call.q_scale is None else call.q_scale.data_ptr()
+    first, last = ((q,), ()) if elements == "Fp8" else ((), (q, q_scale))
     return (
-        q,
+        *first,
         call.k.data_ptr() if call.problem.N else q,
         call.kv_scale.data_ptr(),
         call.weights.data_ptr(),
@@ -290,20 +327,34 @@ def dense_addresses(call: DenseCall, out: Tensor) -> tuple[int, ...]:
         call.end.data_ptr(),
         0 if call.schedule is None else call.schedule.data_ptr(),
         out.data_ptr(),
+        *last,
     )
 
 
 def kernels(*, every: bool = False) -> tuple[Kernel, ...]:
     """Kernels that a call can reach: all, or a set in which every two values of a choice meet."""
-    choices = [(h, d, logits) for h in HEADS for d in HEAD_DIMS for logits in LOGITS_DTYPES]
-    chosen = [
-        (h, d, logits)
-        for h, d, logits in choices
-        if every
+    scoring = [kernel for elements in ACCUMULATORS for kernel in _kernels_of(elements, every=every)]
+    return (*METADATA, *scoring)
+
+
+def _kernels_of(elements: str, *, every: bool) -> Iterator[Kernel]:
+    dims = HEAD_DIMS if elements in ("Fp8", "Fp8Accurate") else MX_DIMS
+    kind = (*ACCUMULATORS,).index(elements)
+    for h, d, logits in itertools.product(HEADS, dims, LOGITS_DTYPES):
+        facts = (h, d, logits, elements)
+        dense, paged = [*dense_kernels(*facts)], [*paged_kernels(*facts)]
+        number = HEADS.index(h) + dims.index(d)
+        one_paged = paged[dims.index(d) % len(paged)]
+        if every:
+            yield from (*dense, *paged)
         # A Latin square: each pair of heads and dim once, each logits dtype with all of them.
-        or (HEADS.index(h) + HEAD_DIMS.index(d) + LOGITS_DTYPES.index(logits)) % 3 == 0
-    ]
-    return (METADATA, *(dense_kernel(tiles(h, d), logits) for h, d, logits in chosen))
+        elif (number + kind + LOGITS_DTYPES.index(logits)) % len(LOGITS_DTYPES):
+            continue
+        elif elements == "Fp8":
+            yield from (*dense, one_paged)
+        # The converted formats share their code: each with every H, dense or paged, in turn.
+        elif (number + kind) % len(dims) == 0:
+            yield (*dense, one_paged)[HEADS.index(h) // 2 % 2]
 
 
 def _strides(tensor: Tensor) -> tuple[int, int]:
@@ -325,19 +376,48 @@ def _device_reasons(device: torch.device) -> Iterator[str]:
 def _layout_reasons(problem: Problem) -> Iterator[str]:
     """What the copy engine cannot address. The texts tell no strides, which may depend on S: each
     would be a new reason."""
-    for name, values in problem.layout:
-        if name in ("q_off", "kv_off"):
-            tensor = name.removesuffix("_off")
-            yield f"{tensor} is {values[0]} bytes off a multiple of {ADDRESS_BYTES}"
-        contiguous = {
-            "q_stride": (problem.H * problem.D, problem.D, 1),
-            "kv_stride": (problem.D, 1),
-        }
-        if name in contiguous:
-            *steps, inner = (*values, *contiguous[name][len(values) :])
-            if inner != 1 or any(step % ADDRESS_BYTES or step < problem.D for step in steps):
-                tensor = name.removesuffix("_stride")
-                yield f"{tensor} is not rows of {problem.D} contiguous bytes at multiples of 16"
+    layout, heads = dict(problem.layout), problem.H
+    stored = row_bytes(ELEMENTS[problem.format], problem.D)
+    paged = isinstance(problem, PagedProblem)
+    for tensor in ("q", "cache" if paged else "kv"):
+        for offset in layout.get(f"{tensor}_off", ()):
+            yield f"{tensor} is {offset} bytes off a multiple of {ADDRESS_BYTES}"
+    if isinstance(problem, PagedProblem):
+        sizes: tuple[int, ...] = (problem.B, problem.next_n, heads, stored)
+        yield from _cache_reasons(problem, stored, layout.get("cache_stride", ()))
+    else:
+        sizes = (problem.S, heads, stored)
+        yield from _row_reasons("kv", (problem.N, stored), layout.get("kv_stride", ()))
+    yield from _row_reasons("q", sizes, layout.get("q_stride", ()))
+    for tensor, row in (("q", heads * stored), ("q_scale", heads)):
+        # Strides of inner dimensions may be left out.
+        request, *inner = layout.get(f"{tensor}_stride", (sizes[1] * row,))
+        if paged and min(sizes[:2]) > 1 and request != sizes[1] * (*inner, row)[0]:
+            yield f"{tensor} of a request does not follow that of the one before"
 
 
-SM90 = Hopper()
+def _row_reasons(tensor: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[str]:
+    """Of a tensor whose last dimension is a row for the copy engine."""
+    dim = sizes[-1]
+    inner = strides[-1] if len(strides) == len(sizes) else 1
+    steps = [step for size, step in zip(sizes[:-1], strides, strict=False) if size > 1]
+    if inner != 1 or any(step % ADDRESS_BYTES or step < dim for step in steps):
+        yield f"{tensor} is not rows of {dim} contiguous bytes at multiples of {ADDRESS_BYTES}"
+
+
+def _cache_reasons(problem: PagedProblem, stored: int, strides: tuple[int, ...]) -> Iterator[str]:
+    page = strides[0] if strides and problem.blocks > 1 else problem.P * (stored + SCALE_BYTES)
+    if page % ADDRESS_BYTES:
+        yield f"pages of cache do not begin at multiples of {ADDRESS_BYTES} bytes"
+
+
+ACCUMULATORS = {
+    "Fp8": "HOPPER_FP8",
+    "Mxfp8": "HOPPER_E4M3_IN_BF16",
+    "Mxfp4": "HOPPER_E2M1_IN_BF16",
+    "Fp8Accurate": "HOPPER_E4M3_IN_BF16",
+}
+"""How each kind of elements is summed: a name in `mqa.testing.accumulators`."""
+SM90 = Hopper("sm90", ELEMENTS, by_default=True)
+SM90_ACCURATE = Hopper("sm90-accurate", {"fp8": "Fp8Accurate"}, by_default=False)
+"""FP8 by way of bfloat16, whose sums keep float32's bits: for validation."""

@@ -109,6 +109,40 @@ class FusedTruncating:
         return _cut(units * unit, min(self.bits, 23))
 
 
+@dataclass(frozen=True)
+class Reordered:
+    """A model whose kernels take the dims of a dot in another order, steps of 16 after each other.
+
+    A row of `bits`-bit elements is shared out to four threads, 16 bytes at a time (less where it is
+    shorter than 64). A step takes four elements of each thread: a 4-byte word of 8-bit ones, of
+    eight 4-bit ones first 0, 4, 1, 5, then 2, 6, 3, 7.
+    """
+
+    model: FusedTruncating
+    bits: int
+
+    def dots(self, q: F64, k: F64) -> F64:
+        order = self._order(q.shape[1])
+        return self.model.dots(q[:, order], k[:, order])
+
+    def error(self, q: F64, k: F64) -> F64:
+        order = self._order(q.shape[1])
+        return self.model.error(q[:, order], k[:, order])
+
+    def _order(self, dims: int) -> list[int]:
+        chunk = min(16, dims * self.bits // 32)
+        halves, words = dims * self.bits // 32 // chunk, chunk // 4
+        in_word = ((0, 1, 2, 3),) if self.bits == 8 else ((0, 4, 1, 5), (2, 6, 3, 7))
+        return [
+            ((half * 4 + thread) * chunk + word * 4) * 8 // self.bits + element
+            for half in range(halves)
+            for word in range(words)
+            for elements in in_word
+            for thread in range(4)
+            for element in elements
+        ]
+
+
 def _exponent(values: F64, least: int | None = None) -> I32:
     """floor(log2 |value|), raised to `least` if given; `_NOTHING` for 0."""
     exponent = np.asarray(np.frexp(values)[1], np.int32) - np.int32(1)
@@ -136,3 +170,7 @@ HOPPER_FP8 = FusedTruncating(bits=13, k=32, min_exponent=-6, confirmed=True)
 """E4M3 `wgmma` with float32 sums on SM90, confirmed on an H200 (docs/hardware.md)."""
 HOPPER_BF16 = FusedTruncating(bits=25, k=16, min_exponent=-126, confirmed=True)
 """bfloat16 `wgmma` on SM90, confirmed on an H200 (docs/hardware.md)."""
+HOPPER_E4M3_IN_BF16 = Reordered(HOPPER_BF16, 8)
+"""E4M3, scaled or not, that the `sm90` backends convert to bfloat16."""
+HOPPER_E2M1_IN_BF16 = Reordered(HOPPER_BF16, 4)
+"""E2M1 with block scales, converted likewise."""

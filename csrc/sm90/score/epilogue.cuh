@@ -1,28 +1,31 @@
-// 64 keys against the 128 columns of a warpgroup, from products to stored logits.
+// What follows a product of 64 keys with columns of a warpgroup, up to stored logits.
 #pragma once
 
 #include "common/logits.cuh"
 #include "ptx/control.cuh"
-#include "ptx/wgmma.cuh"
-#include "sm90/dense/storage.cuh"
+#include "sm90/score/storage.cuh"
 
 namespace mqa::sm90 {
 
 template <typename Tiling>
-struct Tile {
+struct Epilogue {
   using Logit = typename Tiling::Logit;
   using Storage = typename Tiling::Storage;
-  static constexpr auto kRows = Tiling::kRows;
+  static constexpr auto kColumns = Tiling::kProductColumns;
+  static constexpr auto kRows = Tiling::kProductRows;
   static constexpr auto kOutputs = Tiling::kOutputs;
   static constexpr auto kLogitBytes = Tiling::kLogitBytes;
   static constexpr auto kHeads = Tiling::kHeads;
-  static constexpr auto kDim = Tiling::kDim;
+
+  // Whether weights stay in registers for a block. Converted keys need the room.
+  static constexpr bool kKeepWeights = !Tiling::Format::kConverted;
 
   // One thread's part of a warpgroup's columns, 2 of every 8, and of its results.
   struct Thread {
-    float weights[kColumns / 4];
-    int tile_row;     // of a tile's 64 keys, the one whose logits this thread stores
-    const Row* rows;  // of those logits
+    float kept[kKeepWeights ? kColumns / 4 : 1];
+    const float* weights;  // in shared memory
+    int tile_row;          // of a tile's 64 keys, the one whose logits this thread stores
+    const Row* rows;       // of those logits
 
     // Whether relu of this head is taken as x + |x| = 2 relu(x), with half the weight: every other
     // one. Splitting the relus between two pipes pays; NaN and +0 stay, and the product is the same
@@ -35,23 +38,30 @@ struct Tile {
                                                      int columns,
                                                      Thread& thread) {
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
-    const float* weights = shared.weights[stage] + columns + lane % 4 * 2;
+    thread.weights = shared.weights[stage] + columns + lane % 4 * 2;
+    if constexpr (kKeepWeights) load_weights(thread.weights, thread.kept);
+    const int row = columns / kHeads + (kRows > 1 ? lane / 2 % 2 * kOutputs : 0);
+    thread.rows = &shared.rows[stage][row];
+    thread.tile_row = warp * 16 + Tiling::key_of(lane / 4) + lane % 2 * 8;
+  }
+
+  static __device__ __forceinline__ void load_weights(const float* weights,
+                                                      float (&loaded)[kColumns / 4]) {
 #pragma unroll
     for (int i = 0; i < kColumns / 4; i += 2) {
       const float2 pair = *reinterpret_cast<const float2*>(weights + i * 4);
-      thread.weights[i] = Thread::doubled(i) ? pair.x * 0.5f : pair.x;
-      thread.weights[i + 1] = Thread::doubled(i + 1) ? pair.y * 0.5f : pair.y;
+      loaded[i] = Thread::doubled(i) ? pair.x * 0.5f : pair.x;
+      loaded[i + 1] = Thread::doubled(i + 1) ? pair.y * 0.5f : pair.y;
     }
-    const int row = columns / kHeads + (kRows > 1 ? lane / 2 % 2 * kOutputs : 0);
-    thread.rows = &shared.rows[stage][row];
-    thread.tile_row = warp * 16 + lane / 4 + lane % 2 * 8;
   }
 
-  // Sums over this thread's heads: [row][key, of two that are 8 apart].
+  // Sums over this thread's heads: [row][key, of two that are 8 apart]. Those of a row that more
+  // than one product has go on unless this one is its `first`.
   static __device__ __forceinline__ void weigh_heads(const float (&dots)[kColumns / 2],
-                                                     const Thread& thread,
+                                                     const float (&weights)[kColumns / 4],
+                                                     bool first,
                                                      float (&sums)[kRows][2]) {
-    constexpr int kPerRow = kHeads / 4;
+    constexpr int kPerRow = kColumns / 4 / kRows;
 #pragma unroll
     for (int head = 0; head < kPerRow; head++)
 #pragma unroll
@@ -62,7 +72,7 @@ struct Tile {
           const float x = dots[i / 2 * 4 + key * 2 + i % 2];
           const float relu = Thread::doubled(i) ? x + fabsf(x) : ptx::max_nan(x, 0.0f);
           // A chain starts from +0: a negative weight times 0 must not leave -0.
-          sums[row][key] = fmaf(thread.weights[i], relu, head == 0 ? 0.0f : sums[row][key]);
+          sums[row][key] = fmaf(weights[i], relu, first && head == 0 ? 0.0f : sums[row][key]);
         }
   }
 
@@ -102,7 +112,7 @@ struct Tile {
 
   // The same where every row has the token. Addresses stay in registers if there are few.
   struct WholeStore {
-    static constexpr bool kKeep = kOutputs <= 2;
+    static constexpr bool kKeep = kOutputs <= 2 && Tiling::kProducts == 1;
     const Row* rows;
     uint64_t at[kKeep ? kOutputs : 1];  // of this thread's key in the first tile
     int token;                          // that key
@@ -133,33 +143,6 @@ struct Tile {
       }
     }
   };
-
-  // 64 keys against this warpgroup's columns. `k` and `q` are descriptors. `release` is called once
-  // the stage is read.
-  template <typename Release, typename Store>
-  static __device__ __forceinline__ void tile(uint64_t q,
-                                              uint64_t k,
-                                              const float* k_scale_at,
-                                              const Thread& thread,
-                                              Release release,
-                                              Store store) {
-    float dots[kColumns / 2];
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kDim / 32; step++)
-      ptx::wgmma_m64n128k32_e4m3(dots, k + step * 2, q + step * 2, step == 0);
-    ptx::wgmma_commit_group();
-    const float k_scale = *k_scale_at;
-    ptx::wgmma_wait_group_0(dots);
-    release();
-    float sums[kRows][2], totals[kOutputs];
-    weigh_heads(dots, thread, sums);
-    reduce(sums, totals);
-    // + 0.0 so that no scale turns a zero into -0.
-#pragma unroll
-    for (int i = 0; i < kOutputs; i++)
-      store(i, round_to<Logit>(fmaf(totals[i], k_scale, 0.0f)));
-  }
 };
 
 }  // namespace mqa::sm90

@@ -1,30 +1,34 @@
 // The math warpgroups: which tiles they do, and the rings that they read.
 #pragma once
 
+#include <cuda/std/type_traits>
+
 #include "ptx/control.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/wgmma.cuh"
-#include "sm90/dense/storage.cuh"
-#include "sm90/dense/tile.cuh"
+#include "sm90/score/storage.cuh"
+#include "sm90/score/tile.cuh"
 
 namespace mqa::sm90 {
 
 template <typename Tiling>
 struct Math {
-  using Tiles = Tile<Tiling>;
+  using Tiles =
+      cuda::std::conditional_t<Tiling::Format::kConverted, ConvertedTile<Tiling>, Fp8Tile<Tiling>>;
   using Thread = typename Tiles::Thread;
+  using Keys = typename Tiles::Keys;
   using WholeStore = typename Tiles::WholeStore;
   using TestedStore = typename Tiles::TestedStore;
   using Logit = typename Tiling::Logit;
   using Storage = typename Tiling::Storage;
   using StageRing = typename Tiling::StageRing;
   using BlockRing = typename Tiling::BlockRing;
+  static constexpr auto kColumns = Tiling::kColumns;
   static constexpr auto kTiles = Tiling::kTiles;
   static constexpr auto kBodyTiles = Tiling::kBodyTiles;
   static constexpr auto kBodyStages = Tiling::kBodyStages;
   static constexpr auto kBody = Tiling::kBody;
   static constexpr auto kAligned = Tiling::kAligned;
-  static constexpr auto kDim = Tiling::kDim;
   static constexpr auto kStages = Tiling::kStages;
   static constexpr auto kStageRows = Tiling::kStageRows;
 
@@ -66,7 +70,7 @@ struct Math {
     for (; bodies > 0; bodies--) {
       // Where a body is the whole ring, its stages lie at fixed places.
       const int from = kAligned == kStages ? 0 : ring.stage;
-      const uint64_t k = ptx::matrix_descriptor<kDim>(ptx::shared_address(shared.k[from]));
+      const Keys k = Tiles::keys(shared, from);
       const uint32_t k_full = ptx::shared_address(&shared.k_full[from]);
       const uint32_t k_empty = ptx::shared_address(&shared.k_empty[from]);
       const float* k_scales = shared.k_scale[from] + thread.tile_row;
@@ -76,7 +80,7 @@ struct Math {
         const uint32_t parity = ring.parity ^ (i / (kTiles * kStages) & 1);
         if (i % kTiles == 0) ptx::mbarrier_wait_parity(k_full + stage * 8, parity);
         Tiles::tile(
-            block.q, k + slot * (kTileRows * kDim / 16), k_scales + slot * kTileRows, thread,
+            block.q, Tiles::further(k, slot), k_scales + slot * kTileRows, thread,
             [&] {
               if (i % kTiles == kTiles - 1) ptx::mbarrier_arrive_warp(k_empty + stage * 8);
             },
@@ -90,10 +94,9 @@ struct Math {
   // One stage of which only tiles that have tokens and are this warpgroup's turn are done.
   static __device__ __forceinline__ void any_stage(
       Storage& shared, StageRing ring, uint32_t done, const Block& block, const Thread& thread) {
-    constexpr int kPair = 2;
+    constexpr int kPair = Tiling::Format::kConverted ? 1 : 2;
     static_assert(kTiles % kPair == 0, "tiles come in pairs");
-    constexpr uint64_t kStep = kTileRows * kDim / 16;
-    const uint64_t k = ptx::matrix_descriptor<kDim>(ptx::shared_address(shared.k[ring.stage]));
+    const Keys k = Tiles::keys(shared, ring.stage);
     const float* k_scales = shared.k_scale[ring.stage] + thread.tile_row;
     const int token = block.first + static_cast<int>(done) + thread.tile_row;
     ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_full[ring.stage]), ring.parity);
@@ -104,7 +107,7 @@ struct Math {
 #pragma unroll
         for (int j = 0; j < kPair; j++)
           Tiles::tile(
-              block.q, k + (i + j) * kStep, k_scales + (i + j) * kTileRows, thread, [] {},
+              block.q, Tiles::further(k, i + j), k_scales + (i + j) * kTileRows, thread, [] {},
               [&](int output, Logit logit) { store(output, j, logit); });
         continue;
       }
@@ -112,7 +115,7 @@ struct Math {
       for (int j = i; j < i + kPair && done + j * kTileRows < block.length; j++)
         if (block.mine(done + j * kTileRows))
           Tiles::tile(
-              block.q, k + j * kStep, k_scales + j * kTileRows, thread, [] {},
+              block.q, Tiles::further(k, j), k_scales + j * kTileRows, thread, [] {},
               TestedStore{thread.rows, token + j * kTileRows});
     }
     ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage]));
@@ -124,7 +127,9 @@ struct Math {
     return __shfl_sync(kAllLanes, value, 0);
   }
 
-  static __device__ __forceinline__ void math(Storage& shared) {
+  // `bring(piece, buffer)` is called by all math threads before they read queries from that buffer.
+  template <typename Bring>
+  static __device__ __forceinline__ void math(Storage& shared, Bring bring) {
     const uint32_t group = uniform(threadIdx.x / 128);
     BlockRing blocks;
     StageRing stages;
@@ -137,12 +142,12 @@ struct Math {
       block.length = uniform(piece.length);
       block.groups = uniform(piece.groups);
       if (block.groups == 0) break;
+      bring(piece, blocks.stage % Tiling::kQBuffers);
       // With `groups` sets of warpgroups, each has 4 / groups sets of columns, from `base` on.
       const uint32_t size = kMathGroups / block.groups;
       const uint32_t set = uniform(piece.base) + group % size;
       block.turn = group / size;
-      block.q = ptx::matrix_descriptor<kDim>(ptx::shared_address(shared.q[blocks.stage]) +
-                                             set * kColumns * kDim);
+      block.q = Tiles::queries(shared, blocks.stage % Tiling::kQBuffers, set);
       const Columns& columns = shared.columns[blocks.stage][set];
       auto within = [&](int token, uint32_t limit) {
         return min(static_cast<uint32_t>(max(uniform(token) - block.first, 0)), limit);
@@ -153,7 +158,9 @@ struct Math {
       block.whole_end = within(columns.whole_end, block.groups == 1 ? block.length : 0);
       Tiles::start_block(shared, blocks.stage, set * kColumns, thread);
       for (uint32_t done = 0; done < Tiling::padded(block.length);) {
-        const uint32_t bodies = stages.stage % kAligned == 0 ? block.bodies(done) : 0;
+        uint32_t bodies = 0;
+        if constexpr (Tiling::kSets > 1 && !Tiling::Format::kConverted)
+          if (stages.stage % kAligned == 0) bodies = block.bodies(done);
         if (bodies > 0) {
           whole_stages(shared, stages, bodies, block.first + static_cast<int>(done), block, thread);
           done += bodies * kBody;

@@ -1,0 +1,110 @@
+// Groups of rows of a paged call: at most 8 rows of one request, which share its keys.
+//
+// Meaning: mqa/reference/schedule.py.
+#pragma once
+
+#include <cuda/std/cstdint>
+
+#include "common/cuts.cuh"
+#include "common/windows.cuh"
+
+namespace mqa {
+
+constexpr int kGroupRows = 8;
+
+struct Group {
+  int row;   // the first
+  int rows;  // 0: there is none
+};
+
+// The groups of `rows` rows. Without `indices` a request is next_n rows, cut every 8; groups are
+// numbered. With `indices` (varlen) a request is a run of equal ones, also cut at multiples of 8, and
+// a group has the number of its first row; other rows' numbers have none.
+struct Groups {
+  const int32_t* indices;
+  int64_t indices_stride;
+  int rows;
+  int next_n;
+
+  __device__ __forceinline__ int per_request() const { return ceil_div(next_n, kGroupRows); }
+
+  __device__ __forceinline__ int count() const {
+    return indices != nullptr ? rows : rows / next_n * per_request();
+  }
+
+  __device__ __forceinline__ int row_of(int group) const {
+    if (indices != nullptr) return group;
+    const int per = per_request();
+    return per == 1 ? group * next_n : group / per * next_n + group % per * kGroupRows;
+  }
+
+  // The group of a row; in varlen calls, where it could begin at the earliest.
+  __device__ __forceinline__ int with_row(int row) const {
+    if (indices != nullptr) return row / kGroupRows * kGroupRows;
+    return row / next_n * per_request() + row % next_n / kGroupRows;
+  }
+
+  __device__ __forceinline__ bool same(int row, int other) const {
+    return indices[row * indices_stride] == indices[other * indices_stride];
+  }
+
+  __device__ __forceinline__ Group operator[](int group) const {
+    const int row = row_of(group);
+    if (indices == nullptr) {
+      const int j = group % per_request() * kGroupRows;
+      return {row, min(kGroupRows, next_n - j)};
+    }
+    if (row % kGroupRows != 0 && same(row, row - 1)) return {row, 0};
+    const int most = min(kGroupRows - row % kGroupRows, rows - row);
+    int count = 1;
+#pragma unroll 1
+    while (count < most && same(row, row + count))
+      count++;
+    return {row, count};
+  }
+
+  // A cut point, which names a row, as one that names a group: the first group that begins at or
+  // after the row, from the split on only if it begins there.
+  __device__ __forceinline__ Cut cut_of(Cut entry) const {
+    if (entry.block < 0) return {0, 0};
+    if (entry.block >= rows) return {count(), 0};
+    if (indices != nullptr) return entry;
+    const int request = entry.block / next_n, j = entry.block - request * next_n;
+    return {request * per_request() + ceil_div(j, kGroupRows),
+            j % kGroupRows == 0 ? entry.split : 0};
+  }
+};
+
+// KV tokens that `count` rows from `row` on see; their windows begin at 0.
+__device__ __forceinline__ Hull hull_of_rows(const Lens& lens, int row, int count) {
+  int longest = 0;
+#pragma unroll 2
+  for (int i = 0; i < count; i++)
+    longest = max(longest, lens[row + i].end);
+  return {0, longest};
+}
+
+// The first of the longest rows of the run of equal indices that `row` belongs to, by a warp.
+__device__ __forceinline__ int longest_of_run(const Groups& groups, const Lens& lens, int row) {
+  const int lane = threadIdx.x % kWarpSize;
+  int best = row, longest = -1;
+  // Rows from `at` on in steps of `step`, as long as they belong to the run; the next of them.
+  auto look = [&](int at, int step) {
+    while (true) {
+      const int mine = at + lane * step;
+      const bool exists = 0 <= mine && mine < groups.rows;
+      const uint32_t others = __ballot_sync(kAllLanes, !exists || !groups.same(mine, row));
+      const int len = exists ? lens[mine].end : 0;
+      const bool belongs = others == 0 || lane < __ffs(others) - 1;
+      if (belongs && (len > longest || (len == longest && mine < best))) longest = len, best = mine;
+      if (others != 0) return;
+      at += kWarpSize * step;
+    }
+  };
+  look(row, 1);
+  look(row - 1, -1);
+  const int most = __reduce_max_sync(kAllLanes, longest);
+  return __reduce_min_sync(kAllLanes, longest == most ? best : groups.rows);
+}
+
+}  // namespace mqa

@@ -1,0 +1,219 @@
+// The warps that feed math: q, k and k scales, weights, and what is to be known of rows.
+#pragma once
+
+#include "common/logits.cuh"
+#include "common/windows.cuh"
+#include "ptx/control.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mbarrier.cuh"
+#include "sm90/score/range.cuh"
+#include "sm90/score/storage.cuh"
+
+namespace mqa::sm90 {
+
+template <typename Tiling, typename Source>
+struct Feed {
+  using Arguments = typename Source::Arguments;
+  using Task = typename Source::Task;
+  using Logit = typename Tiling::Logit;
+  using Storage = typename Tiling::Storage;
+  using StageRing = typename Tiling::StageRing;
+  using BlockRing = typename Tiling::BlockRing;
+  static constexpr auto kRows = Tiling::kRows;
+  static constexpr auto kBlock = Tiling::kBlock;
+  static constexpr auto kBlockColumns = Tiling::kBlockColumns;
+  static constexpr auto kSets = Tiling::kSets;
+  static constexpr auto kQBytes = Tiling::kQBytes;
+  static constexpr auto kHeads = Tiling::kHeads;
+
+  // What load, rows and weights do: for every block of this CTA's range that has tokens for it,
+  // hand over this warp's part. They share the walk, so that its code is fetched once. Blocks are
+  // looked at a warp at a time: empty ones cost next to nothing.
+  static __device__ __forceinline__ void feed(int warp,
+                                              const ptx::TensorMap& q_map,
+                                              const ptx::TensorMap& k_map,
+                                              const Arguments& args,
+                                              Storage& shared) {
+    // Kept in shared memory: these warps are short of registers.
+    Cut(&range)[2] = shared.range[warp - kMathWarps];
+    Found(&found)[kWarpSize] = shared.found[warp - kMathWarps];
+    {
+      Cut cuts[2];
+      Range<Tiling, Source>::find_range(args, shared, cuts);
+      if (threadIdx.x % kWarpSize == 0) range[0] = cuts[0], range[1] = cuts[1];
+      __syncwarp();
+    }
+    const int last = Source::last_block(args, range);
+    BlockRing ring;
+    StageRing stages;
+    for (int base = Source::first_block(range); base <= last; base += kWarpSize) {
+      const int mine = base + static_cast<int>(threadIdx.x) % kWarpSize;
+      const Found own = mine <= last ? Source::find(args, range, mine) : Found{};
+      found[mine - base] = own;
+      uint32_t left = __ballot_sync(kAllLanes, own.length > 0);
+      for (; left != 0; left &= left - 1) {
+        const int lane = __ffs(left) - 1;
+        const Task task = Source::task(args, found[lane], base + lane);
+        wait_block(ring, shared);
+        if (warp == kLoadWarp) {
+          if constexpr (Tiling::Format::kConverted) {
+            // Math loads q itself.
+            ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_full[ring.stage]),
+                                    threadIdx.x % kWarpSize == 0);
+          } else {
+            load_q(q_map, task, ring, shared);
+          }
+          Source::load_k(k_map, args, task, stages, shared);
+        } else if (warp == kRowsWarp) {
+          describe_rows(args, task, ring, shared);
+        } else if (args.weights_are_bf16) {
+          load_bf16_weights(args, task.row, ring, shared);
+        } else {
+          load_f32_weights(args, task.row, ring, shared);
+        }
+        ring.advance();
+      }
+    }
+    wait_block(ring, shared);
+    if (warp == kRowsWarp && threadIdx.x % kWarpSize == 0) shared.piece[ring.stage] = Piece{};
+    __syncwarp();
+    const uint32_t arrivals = warp == kLoadWarp   ? 1
+                              : warp == kRowsWarp ? ptx::kWarpArrivals
+                                                  : kWarpSize;
+    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_full[ring.stage]),
+                            threadIdx.x % kWarpSize < arrivals);
+  }
+
+  // Waits until math is through with the block before the last one.
+  static __device__ __forceinline__ void wait_block(BlockRing ring, Storage& shared) {
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_empty[ring.stage]), ring.parity ^ 1);
+  }
+
+  // Of a block of few rows, half the columns may be enough.
+  static __device__ __forceinline__ void load_q(const ptx::TensorMap& q_map,
+                                                const Task& task,
+                                                BlockRing ring,
+                                                Storage& shared) {
+    if (threadIdx.x % kWarpSize != 0) return;
+    constexpr int kBox = Tiling::kQBoxRows, kBoxes = kBlock / kBox, kBytes = kQBytes / kBoxes;
+    const uint32_t q_full = ptx::shared_address(&shared.q_full[ring.stage]);
+    const int boxes = task.rows <= kBox ? 1 : kBoxes;
+    ptx::mbarrier_arrive_expect_tx(q_full, boxes * kBytes);
+#pragma unroll 1
+    for (int i = 0; i < boxes; i++)
+      ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.q[ring.stage]) + i * kBytes,
+                                        &q_map, 0, 0, task.row + i * kBox, q_full);
+  }
+
+  static __device__ __forceinline__ void describe_rows(const Arguments& args,
+                                                       const Task& task,
+                                                       BlockRing ring,
+                                                       Storage& shared) {
+    const int lane = threadIdx.x % kWarpSize;
+    const Logits<Logit> logits = Source::logits(args);
+    const auto windows = Source::windows(args);
+    Row* rows = shared.rows[ring.stage];
+#pragma unroll 1
+    for (int row = lane; row < kBlock; row += kWarpSize)
+      rows[row] = describe_row(logits, windows, task, row);
+    __syncwarp();
+    const int set = lane % kSets;
+    const Columns columns = describe_columns(&rows[set * kRows]);
+    if (lane < kSets) shared.columns[ring.stage][lane] = columns;
+    const int end = task.first + static_cast<int>(task.length);
+    const bool used = max(columns.first, task.first) < min(columns.end, end);
+    Piece piece{task.first, task.length, 1, 0, task.row};
+    share_out(__ballot_sync(kAllLanes, used) & ((1 << kSets) - 1), piece);
+    if (lane == 0) shared.piece[ring.stage] = piece;
+    ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_full[ring.stage]));
+  }
+
+  static __device__ __forceinline__ Columns describe_columns(const Row* rows) {
+    Columns columns{0x7fffffff, 0, 0, 0x7fffffff};
+#pragma unroll 1
+    for (int i = 0; i < kRows; i++) {
+      const int first = rows[i].start, end = first + static_cast<int>(rows[i].length);
+      columns.whole_first = max(columns.whole_first, first);
+      columns.whole_end = min(columns.whole_end, end);
+      if (first >= end) continue;
+      columns.first = min(columns.first, first);
+      columns.end = max(columns.end, end);
+    }
+    return columns;
+  }
+
+  // If the piece's tokens belong to one or two of the four sets of columns alone, more warpgroups
+  // take each and split the tiles. Bit i of `used`: set i has some.
+  static __device__ __forceinline__ void share_out(uint32_t used, Piece& piece) {
+    if (__popc(used) == 1) {
+      piece.groups = 4;
+      piece.base = __ffs(used) - 1;
+    } else if (used == 0b0011 || used == 0b1100) {
+      piece.groups = 2;
+      piece.base = used == 0b0011 ? 0 : 2;
+    }
+  }
+
+  // Row `i` of a block; one that is not the task's has no tokens.
+  template <typename RowWindows>
+  static __device__ __forceinline__ Row
+  describe_row(const Logits<Logit>& logits, const RowWindows& windows, const Task& task, int i) {
+    const int row = task.row + i;
+    Window window = windows[row];
+    if (i >= task.rows) window.end = 0;
+    const int2 filled = logits.filled(window);
+    const Logit* line = logits.data + row * logits.stride - (logits.compressed ? window.start : 0);
+    return {reinterpret_cast<uint64_t>(line), window.start,
+            static_cast<uint32_t>(filled.y - filled.x)};
+  }
+
+  // Offset in elements of a column's weight; of some weight that exists if the row does not.
+  static __device__ __forceinline__ int64_t weight_at(const Arguments& args,
+                                                      int first,
+                                                      int column) {
+    const int row = min(first + column / kHeads, args.rows - 1);
+    return row * args.weights_row_stride + column % kHeads * args.weights_head_stride;
+  }
+
+  static __device__ __forceinline__ bool row_exists(const Arguments& args, int first, int column) {
+    return first + column / kHeads < args.rows;
+  }
+
+  // Weights of the block from `row` on; zeros for rows that do not exist. Every lane arrives.
+  static __device__ __forceinline__ void load_f32_weights(const Arguments& args,
+                                                          int row,
+                                                          BlockRing ring,
+                                                          Storage& shared) {
+    const uint32_t target = ptx::shared_address(shared.weights[ring.stage]);
+#pragma unroll 4
+    for (int column = ptx::lane_read_anew(); column < kBlockColumns; column += kWarpSize)
+      ptx::cp_async_4(target + column * 4,
+                      static_cast<const float*>(args.weights) + weight_at(args, row, column),
+                      row_exists(args, row, column) ? 4 : 0);
+    ptx::cp_async_mbarrier_arrive_noinc(ptx::shared_address(&shared.q_full[ring.stage]));
+  }
+
+  static __device__ __forceinline__ void load_bf16_weights(const Arguments& args,
+                                                           int row,
+                                                           BlockRing ring,
+                                                           Storage& shared) {
+    constexpr int kBatch = kBlockColumns < 128 ? 2 : 4;  // loads on their way at once
+    const __nv_bfloat16* weights = static_cast<const __nv_bfloat16*>(args.weights);
+#pragma unroll 1
+    for (int first = threadIdx.x % kWarpSize; first < kBlockColumns; first += kBatch * kWarpSize) {
+      __nv_bfloat16 loaded[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; i++)
+        loaded[i] = weights[weight_at(args, row, first + i * kWarpSize)];
+#pragma unroll
+      for (int i = 0; i < kBatch; i++) {
+        const int column = first + i * kWarpSize;
+        const float weight = __bfloat162float(loaded[i]);
+        shared.weights[ring.stage][column] = row_exists(args, row, column) ? weight : 0.0f;
+      }
+    }
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[ring.stage]));
+  }
+};
+
+}  // namespace mqa::sm90

@@ -1,0 +1,167 @@
+// What a CTA of the kernels keeps in shared memory, and the sizes of everything.
+#pragma once
+
+#include "common/cuts.cuh"
+#include "common/logits.cuh"
+#include "sm90/score/elements.cuh"
+
+namespace mqa::sm90 {
+
+constexpr int kMathGroups = 4;
+constexpr int kMathThreads = kMathGroups * 128;
+constexpr int kMathWarps = kMathThreads / kWarpSize;
+constexpr int kOtherThreads = 128;
+constexpr int kThreads = kMathThreads + kOtherThreads;
+constexpr int kLoadWarp = kMathWarps, kRowsWarp = kMathWarps + 1;
+constexpr int kWeightsWarp = kMathWarps + 2, kCleanWarp = kMathWarps + 3;
+constexpr int kFeedingWarps = 3;
+constexpr int kTileRows = 64;  // of one wgmma
+
+// What math needs of a row: where token 0 of its window form lies, and which tokens to write.
+struct alignas(16) Row {
+  uint64_t origin;  // address of token 0's logit, whether or not it exists
+  int32_t start;
+  uint32_t length;
+};
+
+// What a CTA does of one block of rows: `length` tokens from `first` on. Loops count in tokens done,
+// unsigned, since the end of the last stage may lie past 2^31.
+struct Piece {
+  int32_t first;
+  uint32_t length;
+  int32_t groups;  // sets of warpgroups that split the tiles: 1, 2 or 4; 0 ends the sequence
+  int32_t base;    // which set of columns the first warpgroup has
+  int32_t row;     // the block's first
+};
+
+// What a lane of a feeding warp found a CTA's range to have of a block: `length` tokens from `first`
+// on, for `rows` rows.
+struct Found {
+  int32_t first;
+  uint32_t length;
+  int32_t rows;
+};
+
+// Tokens of the rows of a set of columns.
+struct alignas(16) Columns {
+  int32_t first;  // [first, end): that some row has
+  int32_t end;
+  int32_t whole_first;  // [whole_first, whole_end): that every row has, so that nothing is tested
+  int32_t whole_end;
+};
+
+template <int kQBuffers,
+          int kQBytes,
+          int kBlock,
+          int kBlockColumns,
+          int kSets,
+          int kStages,
+          int kStageRows,
+          int kRowBytes>
+struct SharedStorage {
+  alignas(1024) unsigned char q[kQBuffers][kQBytes];
+  alignas(1024) unsigned char k[kStages][kStageRows * kRowBytes];
+  FillStorage fill;
+  float weights[2][kBlockColumns];
+  float k_scale[kStages][kStageRows];
+  Row rows[2][kBlock];
+  Piece piece[2];
+  Columns columns[2][kSets];
+  uint64_t q_full[2], q_empty[2];
+  uint64_t k_full[kStages], k_empty[kStages];
+  CutStorage<kThreads> cuts;
+  Cut range[kFeedingWarps][2];  // each one's copy of [begin, end)
+  Found found[kFeedingWarps][kWarpSize];
+  int32_t used[2];  // first and last row of a range that have tokens
+};
+
+// Where a ring of stages stands.
+template <int kDepth>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(int steps = 1) {
+    stage += steps;
+    if (stage >= kDepth) {
+      parity ^= stage / kDepth & 1;
+      stage %= kDepth;
+    }
+  }
+};
+
+// All sizes that follow from a kernel's template arguments.
+//
+// A block is block_columns / heads rows. Either its columns (row, head) are four sets of 128, one for
+// each warpgroup where all have tokens, or one set that the warpgroups share by splitting the tiles.
+template <typename FormatType,
+          int heads,
+          int dim,
+          typename LogitType,
+          int stages,
+          int stage_rows,
+          int block_columns>
+struct Tiling {
+  static constexpr int kHeads = heads, kDim = dim, kStages = stages, kStageRows = stage_rows;
+  using Logit = LogitType;
+  using Format = FormatType;
+
+  static constexpr int kBlockColumns = block_columns;
+  static constexpr int kColumns = kBlockColumns < 128 ? kBlockColumns : 128;  // of one set
+  static constexpr int kSets = kBlockColumns / kColumns;
+
+  static_assert(kSets == 1 || kSets == kMathGroups, "a set for all or one for each");
+  static_assert(kHeads % 8 == 0 && kColumns % kHeads == 0, "a set is whole rows");
+  static_assert(kStageRows % kTileRows == 0, "a stage is whole tiles");
+
+  static constexpr int kRows = kColumns / kHeads;  // of one set
+  static constexpr int kBlock = kSets * kRows;
+  static constexpr int kTiles = kStageRows / kTileRows;
+  static constexpr int kBodyTiles = Format::kConverted ? kTiles : 8;  // of the hot loop
+  static constexpr int kBodyStages = kBodyTiles / kTiles;
+  static constexpr uint32_t kBody = kBodyTiles * kTileRows;  // tokens
+  // Bodies start at ring stages that are multiples of this, so that a body's stages lie in order.
+  static constexpr int kAligned = kSets == 1 || Format::kConverted ? 1
+                                  : kBodyStages < kStages          ? kBodyStages
+                                                                   : kStages;
+  // Columns of one product. Converted keys take registers from the accumulator.
+  static constexpr int kProductColumns = Format::kConverted ? 64 : kColumns;
+  static constexpr int kProducts = kColumns / kProductColumns;
+  static constexpr int kProductRows = kProductColumns > kHeads ? kProductColumns / kHeads : 1;
+  static constexpr int kOutputs = kProductRows > 1 ? kProductRows / 2 : 1;  // logits of a thread
+  static constexpr int kQBoxRows = kBlock > 1 ? kBlock / 2 : 1;
+  static constexpr int kBoxRows = kStageRows < 256 ? kStageRows : 256;
+  static constexpr int kRowBytes = kDim * Format::kBits / 8;  // of a key
+  static constexpr int kQBytes = kBlockColumns * kDim * (Format::kConverted ? 2 : 1);
+  // Queries that come by TMA are loaded ahead. Converted ones of four sets have no room for that.
+  static constexpr int kQBuffers = Format::kConverted && kSets > 1 ? 1 : 2;
+  static constexpr int kKBytes = kStageRows * kRowBytes;
+  static constexpr int kLogitBytes = sizeof(Logit);
+
+  static_assert(kBodyTiles % kTiles == 0 && kStages % kAligned == 0, "a body is whole stages");
+
+  using Storage = SharedStorage<kQBuffers,
+                                kQBytes,
+                                kBlock,
+                                kBlockColumns,
+                                kSets,
+                                kStages,
+                                kStageRows,
+                                kRowBytes>;
+  using StageRing = Ring<kStages>;
+  using BlockRing = Ring<2>;
+
+  // Which of 8 keys row `i` of 8 rows of products is. Converted rows of 128 bytes come swizzled, and
+  // in this order two rows that are read at once lie in different banks.
+  static __device__ __forceinline__ int key_of(int i) {
+    return Format::kConverted && kRowBytes == 128 ? i / 2 | i % 2 << 2 : i;
+  }
+
+  // Tokens of a piece's stages, the empty ones included.
+  static __device__ __forceinline__ uint32_t padded(uint32_t length) {
+    constexpr uint32_t kUnit = kAligned * kStageRows;
+    return (length + kUnit - 1) / kUnit * kUnit;
+  }
+};
+
+}  // namespace mqa::sm90

@@ -1,0 +1,137 @@
+"""Sizes of the Hopper kernels: `csrc/sm90/score/storage.cuh`, constant by constant."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from mqa.problem import Format
+from mqa.cuda.plan import MAX_SHARED_BYTES, WARP, Barrier, Scalar
+
+HEADS = (8, 16, 32, 64, 128)
+HEAD_DIMS = (32, 64, 128)
+MX_DIMS = (64, 128)
+CXX = {"float32": "float", "bfloat16": "__nv_bfloat16", "float16": "__half"}
+"""Logits dtypes as C++ spells them."""
+
+MATH_WARPS = 16
+THREADS = MATH_WARPS * WARP + 128
+OWN_COLUMNS = 512
+"""Columns (row, head) of a block of which each math warpgroup has 128 of its own."""
+TILE_ROWS = 64
+FILL_BYTES = 8192
+FEEDING_WARPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Shared memory of a kernel: two blocks of rows and a ring of key stages."""
+
+    heads: int
+    dim: int
+    stage_rows: int
+    stages: int
+    columns: int = OWN_COLUMNS
+    """Of a block: its rows times H."""
+    elements: str = "Fp8"
+    """How keys reach the tensor cores: a struct of `csrc/sm90/score/elements.cuh`."""
+
+    @property
+    def block(self) -> int:
+        """Rows of a block."""
+        return self.columns // self.heads
+
+    @property
+    def q_box_rows(self) -> int:
+        """Rows of q that come at once: half a block may be enough."""
+        return max(self.block // 2, 1)
+
+    @property
+    def converted(self) -> bool:
+        """Whether keys and queries become bfloat16."""
+        return self.elements != "Fp8"
+
+    @property
+    def sets(self) -> int:
+        return 4 if self.columns == OWN_COLUMNS else 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a key."""
+        return row_bytes(self.elements, self.dim)
+
+    @property
+    def q_bytes(self) -> int:
+        return self.columns * self.dim * (2 if self.converted else 1)
+
+    @property
+    def q_buffers(self) -> int:
+        return 1 if self.converted and self.sets > 1 else 2
+
+    @property
+    def k_bytes(self) -> int:
+        return self.stage_rows * self.row_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """sizeof(SharedStorage), member by member."""
+        rings = self.q_buffers * self.q_bytes + self.stages * self.k_bytes
+        scales = self.stages * self.stage_rows * 4
+        per_block = 2 * (self.columns * 4 + self.block * 16 + 20 + self.sets * 16)
+        barriers = 8 * (2 * 2 + 2 * self.stages)
+        cuts = 8 * (THREADS // WARP) + 2 * 8 + FEEDING_WARPS * (2 * 8 + WARP * 12) + 2 * 4
+        return _aligned(rings + FILL_BYTES + scales + per_block + barriers + cuts, 1024)
+
+
+ELEMENTS: dict[Format, str] = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4"}
+"""Of each format."""
+
+
+def q_pointers(t: Tiles) -> tuple[str, ...]:
+    """Tensors that a kernel reads itself: without a conversion q comes by a tensor map."""
+    return () if not t.converted else ("q", "q_scale" if t.elements != "Fp8Accurate" else "")
+
+
+def q_scalars(q_strides: tuple[int, int], scale_strides: tuple[int, int]) -> tuple[Scalar, ...]:
+    """What stands in a struct for q: strides of rows and heads, of q in bytes."""
+    return (
+        Scalar("q_row_stride", "q", q_strides[1]),
+        Scalar("q_head_stride", "q", q_strides[0]),
+        Scalar("q_scale_row_stride", "q", scale_strides[0]),
+        Scalar("q_scale_head_stride", "q", scale_strides[1]),
+    )
+
+
+def k_swizzle(t: Tiles) -> int:
+    """Keys that are converted lie swizzled only where their rows take every bank."""
+    return t.row_bytes if t.row_bytes == 128 or not t.converted else 0
+
+
+def no_q(t: Tiles) -> tuple[Scalar, ...]:
+    return () if t.converted else (Scalar("q", "p", 0), Scalar("q_scale", "p", 0))
+
+
+@functools.cache
+def barriers(t: Tiles) -> tuple[Barrier, ...]:
+    return (
+        Barrier("q_full", 2 + WARP, t.q_bytes),
+        Barrier("q_empty", MATH_WARPS),
+        # In dense calls 1 arrival, and the scales' bytes too, where the scales come in bulk.
+        Barrier("k_full", 1 + WARP, t.k_bytes),
+        Barrier("k_empty", MATH_WARPS),
+    )
+
+
+def row_bytes(elements: str, dim: int) -> int:
+    """Bytes of a key of `dim` elements."""
+    return dim // 2 if elements == "Mxfp4" else dim
+
+
+def with_most_stages(heads: int, dim: int, stage_rows: int, columns: int, elements: str) -> Tiles:
+    """As many stages as fit, up to 8."""
+    every = (Tiles(heads, dim, stage_rows, n, columns, elements) for n in range(8, 0, -1))
+    return next(t for t in every if t.shared_bytes <= MAX_SHARED_BYTES)
+
+
+def _aligned(size: int, step: int) -> int:
+    return -(-size // step) * step

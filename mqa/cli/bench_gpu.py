@@ -27,13 +27,15 @@ from mqa.cli.console import (
     write_json,
     write_whole,
 )
+from mqa.cli.gpu.calls import backend_of
 from mqa.cli.gpu.ceilings import measure_ceilings
 from mqa.cli.gpu.device import CLOCK_METHOD, Device, Gpu
 from mqa.cli.gpu.host import HOST_ROWS, measure_host
 from mqa.cli.gpu.inputs import L2_TIMES
 from mqa.cli.gpu.measure import measure
 from mqa.cli.gpu.peers import Peer, find_peer
-from mqa.cli.gpu.rows import MQA, Call, Comparison, Row, hopper_rows
+from mqa.cli.gpu.rows import MQA, Party, Row
+from mqa.cli.gpu.suite import hopper_rows
 from mqa.cli.gpu.tables import TextTable, interval, tables
 from mqa.cli.plots import draw_groups
 
@@ -116,7 +118,7 @@ def measure_suite(
     begin = time.perf_counter()
     report = _facts(options, device, peer)
     if options.suite == "hopper":
-        compiled = [row for row in rows if isinstance(row, Comparison)]
+        compiled = [row for row in rows if not isinstance(row, str)]
         report["warm_up"] = _warm_up(compiled, device.where)
         report["ceilings"] = measure_ceilings(device)
     report["setup_seconds"] = round(time.perf_counter() - begin, 1)
@@ -167,7 +169,8 @@ def _tell(entry: Entry) -> None:
     """A line a row on stderr where no progress bar can be."""
     err = standard_error()
     if not err.is_terminal:
-        done = interval(entry["ratio"]) if "ratio" in entry else entry.get("failure", "done")
+        left_out = f"left out: {entry['left_out']}" if "left_out" in entry else "done"
+        done = interval(entry["ratio"]) if "ratio" in entry else entry.get("failure", left_out)
         print_whole(err, f"{entry['row_seconds']:6.1f} s  {entry['name']}: {done}")
 
 
@@ -184,17 +187,18 @@ def _surviving(work: Callable[[], Entry]) -> Entry:
     return entry | {"row_seconds": round(time.perf_counter() - begin, 2)}
 
 
-def _warm_up(rows: Sequence[Comparison], where: torch.device) -> Entry:
+def _warm_up(rows: Sequence[Row], where: torch.device) -> Entry:
     """Compile what our sides of these rows need, several at once; what fails is told by its row."""
-    sides = [side for row in rows for side in (row.other, row.ours) if side.who == MQA]
-    wanted = {(side.H, side.D, side.call) for side in sides}
+    sides = [side for row in rows for side in row.parties if side.who == MQA]
+    wanted = {frozenset(side.variant().items()): side for side in sides}.values()
 
-    def compile_one(heads: int, dim: int, call: Call) -> int:
-        return len(mqa.warmup(heads, dim, "fp8", **call.variant(), device=where))
+    def compile_one(side: Party) -> int:
+        backend_of(side, where)
+        return len(mqa.warmup(**side.variant(), device=where))
 
     begin = time.perf_counter()
     with ThreadPoolExecutor(_COMPILERS) as pool:
-        found = pool.map(lambda one: _surviving(lambda: {"n": compile_one(*one)}), wanted)
+        found = pool.map(lambda one: _surviving(lambda: {"n": compile_one(one)}), wanted)
         variants = sum(one.get("n", 0) for one in found)
     return {"variants": variants, "seconds": round(time.perf_counter() - begin, 1)}
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import mqa
+from mqa.cli.gpu.calls import backend_of, call_mqa
 from mqa.cli.gpu.device import Device
 from mqa.cli.gpu.inputs import Inputs, draw
-from mqa.cli.gpu.measure import backend_of, call_mqa
 from mqa.cli.gpu.peers import Peer
 from mqa.cli.gpu.rows import MQA, Call, Party
 from mqa.cli.gpu.windows import causal
@@ -53,7 +53,7 @@ def _fresh(setup: Setup) -> list[Work]:
 
 
 def _scheduled(setup: Setup) -> list[Work]:
-    call = Call(scheduled=True)
+    call = Call(schedule="fresh")
     return [_call(inputs, call, out=_out(setup.device)) for inputs in setup.sets]
 
 
@@ -64,7 +64,7 @@ def _new_sizes(setup: Setup) -> list[Work]:
     """
     first = setup.sets[0]
     tokens = len(first.k) + setup.calls
-    k, scale = first.k.new_zeros(tokens, first.k.shape[1]), first.k_scale.new_ones(tokens)
+    k, scale = first.k.new_zeros(tokens, first.k.shape[1]), first.w.new_ones(tokens)
     sizes = range(len(first.k) + 1, tokens + 1)
     views = iter([(k[:size], scale[:size]) for size in sizes])
 
@@ -83,7 +83,7 @@ def _compiled(setup: Setup) -> list[Work]:
     ) -> Tensor:
         return mqa.fp8_fp4_mqa_logits((q, None), (k, scale), w, start, end, False)
 
-    return [lambda inputs=inputs: logits(*vars(inputs).values()) for inputs in setup.sets]  # type: ignore[misc]
+    return [functools.partial(logits, *_tensors(inputs)) for inputs in setup.sets]
 
 
 def _peers(setup: Setup) -> list[Work]:
@@ -131,7 +131,12 @@ def _host_seconds(works: Sequence[Work], device: Device, chunks: int) -> float:
 
 def _call(inputs: Inputs, call: Call = PROBLEM.call, out: Tensor | None = None) -> Work:
     backend_of(PROBLEM, inputs.q.device)
-    return call_mqa(inputs, call, PROBLEM.windows.longest, out)
+    return call_mqa(inputs, call, out)
+
+
+def _tensors(inputs: Inputs) -> tuple[Tensor, ...]:
+    assert inputs.k_scale is not None
+    return inputs.q, inputs.k, inputs.k_scale, inputs.w, inputs.start, inputs.end
 
 
 def _out(device: Device) -> Tensor:

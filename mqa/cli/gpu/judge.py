@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -41,15 +42,29 @@ def assert_defined(got: Tensor, inputs: Inputs, call: Call, seed: int = 0) -> fl
     """
     if call.clean:
         _assert_cleaned(got, inputs, call)
-    rows = torch.randperm(len(inputs.q), generator=torch.Generator().manual_seed(seed))[:_ROWS]
-    some = _rows_of(inputs, rows.to(inputs.q.device))
-    width = got.shape[1] if call.compressed else 0
-    exact = definition.dense(
-        some.q, None, some.k, some.k_scale, some.w, some.start, some.end, width
-    )
-    rounded = definition.round_once(exact, got.dtype)
-    error = _relative_rms(got[rows.to(got.device)], rounded, some, call)
+    rows = _some_rows(inputs, seed)
+    rounded = definition.round_once(_exact(inputs, rows, got.shape[1], call), got.dtype)
+    error = _relative_rms(got[rows], rounded, _rows_of(inputs, rows), call)
     return _judged(error, call, "the definition")
+
+
+def _some_rows(inputs: Inputs, seed: int) -> Tensor:
+    """Random ones and, first, the one that sees most: most windows may be empty."""
+    lengths = inputs.end - inputs.start
+    rows = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed))[:_ROWS]
+    rows[0] = int(lengths.argmax())
+    return rows.to(lengths.device)
+
+
+def _exact(inputs: Inputs, rows: Tensor, width: int, call: Call) -> Tensor:
+    """Logits of these rows by the definition, float64."""
+    some = _rows_of(inputs, rows)
+    if some.table is not None:
+        options = (some.lens, some.table, width)
+        return definition.paged(some.q, some.q_scale, some.k, some.w, *options)
+    assert some.k_scale is not None
+    dense = (some.q, some.q_scale, some.k, some.k_scale, some.w, some.start, some.end)
+    return definition.dense(*dense, width if call.compressed else 0)
 
 
 def _judged(error: float, call: Call, judge: str) -> float:
@@ -60,9 +75,21 @@ def _judged(error: float, call: Call, judge: str) -> float:
 
 
 def _rows_of(inputs: Inputs, rows: Tensor) -> Inputs:
-    q = inputs.q.view(torch.uint8)[rows].view(inputs.q.dtype)  # float8 has no index_select
-    bounds = (inputs.start[rows], inputs.end[rows])
-    return Inputs(q, inputs.k, inputs.k_scale, inputs.w[rows], *bounds)
+    """The inputs of these rows alone; in a paged call each becomes a request of one row."""
+    q, q_scale, table = inputs.q, inputs.q_scale, inputs.table
+    if table is not None:
+        table = table[rows // q.shape[1]]
+        q = q.flatten(0, 1).unsqueeze(1)
+        q_scale = None if q_scale is None else q_scale.flatten(0, 1).unsqueeze(1)
+    return dataclasses.replace(
+        inputs,
+        q=q.view(torch.uint8)[rows].view(q.dtype),  # float8 has no index_select
+        q_scale=None if q_scale is None else q_scale[rows],
+        w=inputs.w[rows],
+        start=inputs.start[rows],
+        end=inputs.end[rows],
+        table=table,
+    )
 
 
 def _relative_rms(got: Tensor, want: Tensor, inputs: Inputs, call: Call) -> float:

@@ -16,7 +16,10 @@ from mqa.cli.gpu.inputs import Inputs
 from mqa.cli.gpu.rows import Call
 
 _DISTRIBUTIONS = ("sgl-deep-gemm", "deep-gemm")
-_NAMES = ("fp8_fp4_mqa_logits", "fp8_mqa_logits")
+_DENSE = ("fp8_fp4_mqa_logits", "fp8_mqa_logits")
+_PAGED = ("fp8_fp4_paged_mqa_logits", "fp8_paged_mqa_logits")
+"""Newest first. The older of each takes q without a scale beside it."""
+_METADATA = "get_paged_mqa_logits_metadata"
 
 
 class PeerMissing(RuntimeError):
@@ -28,7 +31,10 @@ class Peer(Protocol):
     version: str | None
 
     def work(self, inputs: Inputs, call: Call) -> Callable[[], Tensor]:
-        """The call, ready to be timed. Raises PeerMissing where the peer can't be asked for it."""
+        """The call, ready to be timed, a paged one with a schedule of its own making.
+
+        Raises PeerMissing where the peer can't be asked for it.
+        """
         ...
 
     def settings(self) -> dict[str, Any]:
@@ -68,19 +74,32 @@ class DeepGemm:
         return {name: getter() for name, getter in getters.items() if getter is not None}
 
     def work(self, inputs: Inputs, call: Call) -> Callable[[], Tensor]:
-        name = next((name for name in _NAMES if hasattr(self._module, name)), None)
-        if name is None:
-            raise PeerMissing(f"{self.name} {self.version} has no {' or '.join(_NAMES)}")
-        function = getattr(self._module, name)
+        newer, older = _DENSE if inputs.table is None else _PAGED
+        name, function = self._function(newer, older)
         options = _accepted(function, call)
-        q = inputs.q if name == "fp8_mqa_logits" else (inputs.q, None)
-        kv = (inputs.k, inputs.k_scale)
+        q = inputs.q if name == older else (inputs.q, inputs.q_scale)
+        arguments = (q, *self._rest(inputs))
+        return lambda: _tensor(function(*arguments, **options))
 
-        def run() -> Tensor:
-            result = function(q, kv, inputs.w, inputs.start, inputs.end, **options)
-            return result if isinstance(result, Tensor) else torch.utils.dlpack.from_dlpack(result)
+    def _rest(self, inputs: Inputs) -> tuple[Any, ...]:
+        """The arguments after q; of a paged call with the peer's own schedule, made here, once."""
+        if inputs.table is None:
+            return (inputs.k, inputs.k_scale), inputs.w, inputs.start, inputs.end
+        _, metadata = self._function(_METADATA)
+        sms = self.settings().get("num_sms", mqa.get_num_sms(inputs.w.device))
+        cuts = _tensor(metadata(inputs.lens, inputs.k.shape[1], sms))
+        return inputs.k, inputs.w, inputs.lens, inputs.table, cuts, inputs.width
 
-        return run
+    def _function(self, *names: str) -> tuple[str, Callable[..., Any]]:
+        """The first of these that the module has."""
+        for name in names:
+            if hasattr(self._module, name):
+                return name, getattr(self._module, name)
+        raise PeerMissing(f"{self.name} {self.version} has no {' or '.join(names)}")
+
+
+def _tensor(result: Any) -> Tensor:
+    return result if isinstance(result, Tensor) else torch.utils.dlpack.from_dlpack(result)
 
 
 def find_peer() -> Peer:

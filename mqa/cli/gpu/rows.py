@@ -1,23 +1,18 @@
-"""The rows of the Hopper suite: two parties each, ours second, as data."""
+"""What the rows of the Hopper suite are made of: parties, comparisons, limits, as data."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from mqa.cli.gpu.windows import Windows, causal, halves, one_row, packed
+from mqa.cli.gpu.windows import Batch, Windows
+from mqa.formats.kv_cache import SCALE_BYTES
+from mqa.problem import Format
 
 PEER = "peer"
 MQA = "mqa"
-SIZES = ((64, 128), (32, 128), (64, 64))
-"""(H, D) of the main rows."""
-LONG = (8192, 65536)
-EVEN = (2048, 32768)
-"""(S, N) of the row whose rate the others are held against."""
 GROUPS = {
     "main": "against the peer, causal windows, uncleaned",
     "variants": "ours against ours",
@@ -26,27 +21,27 @@ GROUPS = {
     "ragged": "uneven windows with a schedule, against the even case",
     "sizes": "other heads and head dims, against H=64 D=128",
     "metadata": "the schedule, against a kernel that writes one number",
+    "paged": "paged, against the peer, FP8, H=64 D=128, pages of 64, uncleaned",
+    "paged rows": "paged, ours against ours, FP8, H=64 D=128",
+    "paged formats": "MX formats against FP8, both ours, H=64 D=128",
+    "paged metadata": "the paged schedule, against a kernel that writes one number",
+    "paged empty": "paged calls of 32768 requests with nothing to do, against the same kernel",
 }
+
+ScheduleKind = Literal["", "fresh", "stale", "reversed", "random"]
+"""Cut points: none, those of the call, of other lens, its own in reverse, any in its range."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """Options of a dense call."""
+    """Options of a call. One over a `Batch` is paged, and never compressed."""
 
     clean: bool = False
     compressed: bool = False
     logits: str = "float32"
     weights: str = "float32"
-    scheduled: bool = False
-
-    def variant(self) -> dict[str, Any]:
-        """The options by which a kernel is picked, as `mqa.supports` and `mqa.warmup` take them."""
-        return {
-            "weights_dtype": getattr(torch, self.weights),
-            "logits_dtype": getattr(torch, self.logits),
-            "clean": self.clean,
-            "compressed": self.compressed,
-        }
+    schedule: ScheduleKind = ""
+    format: Format = "fp8"
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +55,33 @@ class Party:
     D: int
     call: Call
 
+    @property
+    def kv_bytes(self) -> int:
+        """Values and scales of the KV tokens."""
+        values = self.D // 2 if self.call.format == "mxfp4" else self.D
+        return self.windows.tokens * (values + SCALE_BYTES)
+
+    def variant(self) -> dict[str, Any]:
+        """What a kernel is picked by, as `mqa.supports` and `mqa.warmup` take it."""
+        return {
+            "num_heads": self.H,
+            "head_dim": self.D,
+            "format": self.call.format,
+            "page_size": self.windows.page if isinstance(self.windows, Batch) else None,
+            "weights_dtype": getattr(torch, self.call.weights),
+            "logits_dtype": getattr(torch, self.call.logits),
+            "clean": self.call.clean,
+            "compressed": self.call.compressed,
+        }
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a ratio has to be; it holds if the whole interval is on the right side."""
+
+    sense: Literal["at_least", "at_most"]
+    value: float
+
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
@@ -69,114 +91,46 @@ class Comparison:
     name: str
     other: Party
     ours: Party
+    limit: Limit | None = None
+    after_kernel: bool = False
+    """Whether a small kernel, which triggers no dependents, runs just before each timed replay."""
+
+    @property
+    def parties(self) -> tuple[Party, ...]:
+        return self.other, self.ours
 
 
-@dataclass(frozen=True)
-class Metadata:
-    """`get_mqa_logits_metadata` for causal windows."""
+@dataclass(frozen=True, eq=False)
+class Alone:
+    """A call for its own time, which has to be `at_most` seconds."""
 
+    group: str
     name: str
-    S: int
-    N: int
-    H: int
-    group: str = "metadata"
+    ours: Party
+    at_most: float
+
+    @property
+    def parties(self) -> tuple[Party, ...]:
+        return (self.ours,)
 
 
-Row = Comparison | Metadata
+@dataclass(frozen=True, eq=False)
+class Metadata:
+    """The schedule of calls over these windows, dense or paged; `varlen` joins rows to requests.
 
-
-def hopper_rows(only: str | None = None, *, quick: bool = False) -> list[Row]:
-    """The suite; `only` keeps rows whose "group: name" matches, `quick` drops the longest.
-
-    Raises re.error if `only` is no regular expression.
+    What it takes beyond the shortest kernel has to be `at_most` seconds, if given.
     """
-    wanted = re.compile(only or "")
-    groups = (_main, _variants, _few_rows, _cleaning, _ragged, _sizes, _metadata)
-    rows = [row for group in groups for row in group() if wanted.search(f"{row.group}: {row.name}")]
-    return [row for row in rows if not (quick and _long(row))]
+
+    group: str
+    name: str
+    windows: Windows
+    H: int
+    varlen: bool = False
+    at_most: float | None = None
+
+    @property
+    def parties(self) -> tuple[Party, ...]:
+        return ()
 
 
-def _long(row: Row) -> bool:
-    return isinstance(row, Comparison) and row.ours.windows.pairs > LONG[0] * LONG[1] // 4
-
-
-def _against_peer(
-    group: str, windows: Windows, heads: int, dim: int, call: Call = Call()
-) -> Comparison:
-    name = f"{windows.rows}×{windows.keys} H={heads} D={dim} {call.logits}"
-    sides = [Party(who, who, windows, heads, dim, call) for who in (PEER, MQA)]
-    return Comparison(group, name, *sides)
-
-
-def _main() -> list[Row]:
-    return [
-        _against_peer("main", causal(*shape), *size, Call(logits=logits))
-        for logits in ("float32", "bfloat16")
-        for shape in ((2048, 8192), EVEN, LONG)
-        for size in SIZES
-    ]
-
-
-def _variants() -> list[Row]:
-    plain = Call()
-    small = Call(clean=True, compressed=True, logits="float16", weights="bfloat16")
-    pairs = {
-        "compressed / full": (Call(compressed=True), plain),
-        "cleaned / uncleaned": (Call(clean=True), plain),
-        "float16, bfloat16 weights, compressed, cleaned / float32 full": (small, plain),
-    }
-    return [
-        Comparison(
-            "variants",
-            f"{title}, {EVEN[0]}×{EVEN[1]} H={heads} D={dim}",
-            Party(MQA, title.partition(" / ")[0], causal(*EVEN), heads, dim, one),
-            Party(MQA, title.partition(" / ")[2], causal(*EVEN), heads, dim, other),
-        )
-        for title, (one, other) in pairs.items()
-        for heads, dim in SIZES
-    ]
-
-
-def _few_rows() -> list[Row]:
-    return [
-        _against_peer("few rows", causal(rows, 65536), heads, dim)
-        for heads, dim in SIZES[:2]
-        for rows in (1, 16, 128)
-    ]
-
-
-def _cleaning() -> list[Row]:
-    windows = packed([(1024, 8192)] * 8)
-    cleaned = Party(MQA, "cleaned", windows, 64, 128, Call(clean=True))
-    plain = Party(MQA, "uncleaned", windows, 64, 128, Call())
-    return [Comparison("cleaning", "8 packed requests of 1024×8192 H=64 D=128", cleaned, plain)]
-
-
-def _ragged() -> list[Row]:
-    lengths = (8192, 128, 4096, 256, 2048, 512, 1024)
-    short = (1, 64)
-    workloads = {
-        "packed requests, 128 to 8192 tokens each": packed([(n, n) for n in lengths]),
-        "context-parallel halves of 32768": halves(2048, 32768),
-        "one of 65536 among 1023 of 64": packed([short] * 511 + [(1, 65536)] + [short] * 512),
-        "all of 2048 rows empty but one of 32768": one_row(2048, 32768, 1000),
-    }
-    even = Party(MQA, "even", causal(*EVEN), 64, 128, Call())
-    scheduled = Call(scheduled=True)
-    return [
-        Comparison("ragged", name, even, Party(MQA, "ragged", windows, 64, 128, scheduled))
-        for name, windows in workloads.items()
-    ]
-
-
-def _sizes() -> list[Row]:
-    even = Party(MQA, "H=64 D=128", causal(*EVEN), 64, 128, Call())
-    rows: list[Row] = []
-    for heads, dim in ((8, 128), (16, 128), (128, 128), (64, 32)):
-        ours = dataclasses.replace(even, label=f"H={heads} D={dim}", H=heads, D=dim)
-        rows.append(Comparison("sizes", f"{EVEN[0]}×{EVEN[1]} {ours.label}", even, ours))
-    return rows
-
-
-def _metadata() -> list[Row]:
-    return [Metadata(f"S={rows} N=65536 H=64", rows, 65536, 64) for rows in (2048, 8192, 32768)]
+Row = Comparison | Alone | Metadata

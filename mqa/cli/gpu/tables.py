@@ -28,11 +28,14 @@ def tables(report: Mapping[str, Any]) -> list[TextTable]:
     found = [_ceilings(report)]
     for group, title in GROUPS.items():
         entries = [entry for entry in report["rows"] if entry["group"] == group]
-        done = [entry for entry in entries if "failure" not in entry]
+        done = [entry for entry in entries if not {"failure", "left_out"} & set(entry)]
         if done:
             found.append(_group(group, title, done, report))
-    failed = [entry for entry in report["rows"] if "failure" in entry]
-    return [*found, _failures(failed)] if failed else found
+    for title, key in {"left out": "left_out", "failed": "failure"}.items():
+        missing = [entry for entry in report["rows"] if key in entry]
+        if missing:
+            found.append(_reasons(title, key, missing))
+    return found
 
 
 def interval(ratio: Entry) -> str:
@@ -79,6 +82,16 @@ def _time(name: str, key: str) -> _Column:
     return _Column(f"{name}, µs", cell)
 
 
+def _limit(entry: Entry, report: Mapping[str, Any]) -> str:
+    """What the ratio or the time has to be, and whether it misses that."""
+    if "limit_seconds" in entry:
+        text = f"≤ {microseconds(entry['limit_seconds'])} µs"
+    else:
+        ((sense, value),) = entry["limit"].items()
+        text = f"{'≥' if sense == 'at_least' else '≤'} {value:.3g}"
+    return text if entry["held"] else f"{text}, missed"
+
+
 _ROW = _Column("row", lambda entry, report: str(entry["name"]))
 _RATIO = _Column("ratio [5 %, 95 %]", lambda entry, report: interval(entry["ratio"]))
 _CLOCKS = _Column("clocks/pair", lambda entry, report: f"{entry['ours']['clocks_per_pair']:.2f}")
@@ -88,10 +101,12 @@ _PRODUCT = _Column(
     f"of {SIDE}³",
     lambda entry, report: f"{entry['ours']['tflops'] * 1e12 / report['ceilings']['fp8']:.0%}",
 )
+_LIMIT = _Column("limit", _limit)
+_TWO = (_time("first", "a_seconds"), _time("second", "b_seconds"), _RATIO)
 _AGAINST_PEER = (_time("{peer}", "a_seconds"), _time("mqa", "b_seconds"), _RATIO)
 _COLUMNS: dict[str, tuple[_Column, ...]] = {
     "main": (*_AGAINST_PEER, _CLOCKS, _TFLOPS, _FLOOR, _PRODUCT),
-    "variants": (_time("first", "a_seconds"), _time("second", "b_seconds"), _RATIO),
+    "variants": _TWO,
     "few rows": (*_AGAINST_PEER, _time("reading the inputs", "read_seconds"), _TFLOPS),
     "cleaning": (
         _time("cleaned", "a_seconds"),
@@ -123,6 +138,21 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
         _time("schedule", "b_seconds"),
         _time("difference", "extra_seconds"),
     ),
+    "paged": (
+        *_AGAINST_PEER,
+        _LIMIT,
+        _Column("KV, TB/s", lambda entry, report: f"{entry['read_rate'] / 1e12:.2f}"),
+        _Column("of reading", lambda entry, report: f"{entry['share_of_read']:.0%}"),
+    ),
+    "paged rows": (*_TWO, _LIMIT),
+    "paged formats": (*_TWO, _LIMIT),
+    "paged metadata": (
+        _time("one number", "a_seconds"),
+        _time("schedule", "b_seconds"),
+        _time("difference", "extra_seconds"),
+        _LIMIT,
+    ),
+    "paged empty": (_time("one number", "a_seconds"), _time("call", "b_seconds"), _LIMIT),
 }
 
 
@@ -138,6 +168,6 @@ def _host(report: Mapping[str, Any]) -> TextTable:
     return TextTable("host time of one call", columns, tuple(rows))
 
 
-def _failures(entries: Sequence[Entry]) -> TextTable:
-    rows = tuple((f"{entry['group']}: {entry['name']}", entry["failure"]) for entry in entries)
-    return TextTable("failed", ("row", "why"), rows)
+def _reasons(title: str, key: str, entries: Sequence[Entry]) -> TextTable:
+    rows = tuple((f"{entry['group']}: {entry['name']}", entry[key]) for entry in entries)
+    return TextTable(title, ("row", "why"), rows)

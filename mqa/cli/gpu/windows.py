@@ -12,6 +12,8 @@ from mqa.testing._codes import I64
 
 _ALIGN = 4
 """A query block's splits count from its first token rounded down to this."""
+PAGE = 64
+"""Tokens of a page."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +36,20 @@ class Windows:
     @property
     def longest(self) -> int:
         return int(self._lengths().max())
+
+    @property
+    def tokens(self) -> int:
+        """KV tokens that there are to read."""
+        return self.keys
+
+    @property
+    def result_width(self) -> int:
+        """Columns of a result that holds each window, compressed where the call is dense."""
+        return self.longest
+
+    def sizes(self) -> dict[str, int]:
+        """As a report names them."""
+        return {"S": self.rows, "N": self.keys}
 
     def hull(self, num_heads: int) -> int:
         """Pairs that a kernel scores which gives each query block one stretch of tokens.
@@ -88,3 +104,53 @@ def one_row(rows: int, keys: int, row: int) -> Windows:
     end = np.zeros(rows, np.int64)
     end[row] = keys
     return Windows(np.zeros_like(end), end, keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Windows):
+    """Rows of requests in a paged cache, `next_n` each, in order: row r sees the first end[r]
+    tokens of its request. `keys` is the width of the result, max_context_len."""
+
+    next_n: int
+    page: int = PAGE
+
+    @property
+    def lens(self) -> I64:
+        """[B, next_n]"""
+        return self.end.reshape(-1, self.next_n)
+
+    @property
+    def request_tokens(self) -> I64:
+        """Tokens that each request has: what its longest row sees, [B]."""
+        return np.asarray(self.lens.max(axis=1), np.int64)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.request_tokens.sum())
+
+    @property
+    def result_width(self) -> int:
+        return self.keys
+
+    def sizes(self) -> dict[str, int]:
+        shape = {"B": self.rows // self.next_n, "next_n": self.next_n, "page": self.page}
+        return shape | {"L": self.keys, "tokens": self.tokens}
+
+
+def batch(requests: int, next_n: int, length: int, width: int = 0) -> Batch:
+    """Requests of `length` tokens whose rows are the last ones, causal; width 0: `length`."""
+    lens = np.tile(np.arange(length - next_n, length, dtype=np.int64) + 1, requests)
+    return Batch(np.zeros_like(lens), lens, width or length, next_n)
+
+
+def ending(requests: int, last: int, width: int) -> Batch:
+    """Requests of one row that have no tokens, but the last one has `last`."""
+    lens = np.zeros(requests, np.int64)
+    lens[-1] = last
+    return Batch(np.zeros_like(lens), lens, width, 1)
+
+
+def drawn(requests: int, next_n: int, width: int, seed: int = 0) -> Batch:
+    """Lens from 0 to `width`, each drawn for itself."""
+    lens = np.random.default_rng(seed).integers(0, width, requests * next_n, endpoint=True)
+    return Batch(np.zeros_like(lens), lens, width, next_n)

@@ -11,7 +11,8 @@ import mqa
 from mqa.cli import bench_gpu, machine, plots
 from mqa.cli.bench_gpu import Options, measure_suite, selected, show
 from mqa.cli.console import Stop
-from mqa.cli.gpu import host, peers
+from mqa.cli.gpu import host, measure, peers
+from mqa.cli.gpu.calls import Unsupported
 from mqa.cli.gpu.rows import GROUPS
 from mqa.cli.gpu.tables import interval, microseconds, tables
 from mqa.cli.gpu.windows import causal
@@ -29,7 +30,7 @@ def test_suite_goes_on_after_a_row_that_fails(stand, small):
     peer = peers.NoPeer("the peer cannot be imported")
     report = measure_suite(small, stand.ROWS, stand.Cpu(), peer)
     failed = [row["name"] for row in report["rows"] if "failure" in row]
-    assert failed == ["a row of main", "a row of few rows"]
+    assert failed == ["a row of main", "a row of few rows", "a row of paged"]
     assert report["rows"][0]["failure"] == "PeerMissing: the peer cannot be imported"
     assert report["peer"] == {"name": "no peer", "version": None}
     assert tables(report)[-1].title == "failed"
@@ -55,6 +56,19 @@ def test_report_tables_and_picture(stand, small, tmp_path, capsys):
     assert str(tmp_path) not in files[0].read_text()
     assert tables(written) == tables(report)
     assert files[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_row_that_is_left_out_says_why(stand, small, monkeypatch, capsys):
+    def refuse(party, where):
+        raise Unsupported("no such format here")
+
+    monkeypatch.setattr(measure, "backend_of", refuse)
+    monkeypatch.setattr(bench_gpu, "backend_of", refuse)
+    rows = [stand.row["paged formats"]]
+    report = measure_suite(small, rows, stand.Cpu(), stand.OtherMqa())
+    assert report["rows"][0]["left_out"] == "no such format here"
+    assert "a row of paged formats: left out: no such format here" in capsys.readouterr().err
+    assert report["warm_up"]["variants"] == 0
 
 
 def test_long_ratios_are_drawn_too_and_none_is_an_error(stand, small, tmp_path):

@@ -11,7 +11,7 @@ from mqa.cli.gpu import ceilings
 from mqa.cli.gpu.device import Gpu
 from mqa.cli.gpu.measure import measure
 from mqa.cli.gpu.rows import MQA, PEER
-from mqa.cli.gpu.windows import causal
+from mqa.cli.gpu.windows import batch, causal
 
 
 def test_ceilings_are_rates(stand, monkeypatch):
@@ -138,12 +138,15 @@ def test_gpu_replays_times_and_reads_its_clock():
 
 
 @pytest.mark.gpu
-def test_gpu_row_is_measured(stand, monkeypatch):
+@pytest.mark.parametrize("windows", [causal(16, 512), batch(4, 2, 700)], ids=["dense", "paged"])
+def test_gpu_row_is_measured(stand, monkeypatch, windows):
     gpu = Gpu(torch.device("cuda", torch.cuda.current_device()))
-    sides = [stand.party(causal(16, 512), who, 64, 128) for who in (PEER, MQA)]
-    row = stand.comparison("main", *sides)
-    if mqa.supports(64, 128, "fp8", device=gpu.where).backend == "reference":
-        monkeypatch.setattr("mqa.cli.gpu.measure.backend_of", lambda party, where: "reference")
+    sides = [stand.party(windows, who, 64, 128, schedule="fresh") for who in (PEER, MQA)]
+    row = stand.comparison("main", *sides, after_kernel=True)
+    if mqa.supports(**sides[1].variant(), device=gpu.where).backend == "reference":
+        for module in ("measure", "graphs"):
+            name = f"mqa.cli.gpu.{module}.backend_of"
+            monkeypatch.setattr(name, lambda party, where: "reference")
     entry = measure(row, gpu, stand.OtherMqa(), 3, stand.CEILINGS)
     assert entry["ratio"]["rounds"] == 3
     assert entry["errors"]["each other"] == 0

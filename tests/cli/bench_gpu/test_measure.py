@@ -6,15 +6,16 @@ import torch
 
 import mqa
 from mqa.cli.gpu import judge
+from mqa.cli.gpu.calls import Unsupported, backend_of, call_mqa
 from mqa.cli.gpu.inputs import draw
-from mqa.cli.gpu.measure import backend_of, call_mqa, measure
+from mqa.cli.gpu.measure import measure
 from mqa.cli.gpu.rows import Call
 from mqa.cli.gpu.windows import Windows
 
 
 def _judged(stand, call, spoil=lambda result: None):
     inputs = draw(stand.party(stand.SMALL, weights=call.weights), torch.Generator())
-    result = call_mqa(inputs, call, stand.SMALL.longest)().clone()
+    result = call_mqa(inputs, call)().clone()
     spoil(result)
     return judge.assert_defined(result, inputs, call)
 
@@ -109,5 +110,5 @@ def test_a_schedule_unlike_the_reference_is_not_timed(stand, monkeypatch):
 
 
 def test_a_gpu_that_would_fall_back_to_the_reference_is_refused(stand):
-    with pytest.raises(judge.WrongResult, match="no CUDA backend takes H=3 D=32"):
+    with pytest.raises(Unsupported, match="no CUDA backend takes fp8 H=3 D=32"):
         backend_of(stand.party(stand.SMALL, heads=3), torch.device("cuda"))

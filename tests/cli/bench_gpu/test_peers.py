@@ -9,6 +9,7 @@ import torch
 from mqa.cli.gpu import peers
 from mqa.cli.gpu.inputs import draw
 from mqa.cli.gpu.rows import Call
+from mqa.cli.gpu.windows import batch
 
 
 def _deep_gemm(*parameters):
@@ -54,6 +55,53 @@ def test_older_peers_are_asked_for_what_they_have(stand):
         peer.work(inputs, Call(logits="bfloat16"))
     with pytest.raises(peers.PeerMissing, match="has no fp8_fp4_mqa_logits or fp8_mqa_logits"):
         peers.DeepGemm(types.SimpleNamespace()).work(inputs, Call())
+
+
+def _paged_deep_gemm(name):
+    """A module with a paged function and its metadata, which record what they got."""
+    module = types.SimpleNamespace(get_num_sms=lambda: 7, got={})
+
+    def logits(
+        q, kv_cache, weights, lens, table, cuts, max_context_len, *, clean_logits, indices=None
+    ):
+        module.got["logits"] = (q, kv_cache, weights, lens, table, cuts, max_context_len)
+        module.got["options"] = clean_logits, indices
+        return weights.sum(1)
+
+    def metadata(lens, block_kv, num_sms, indices=None):
+        module.got["metadata"] = (lens, block_kv, num_sms, indices)
+        return torch.arange(num_sms + 1)
+
+    setattr(module, name, logits)
+    module.get_paged_mqa_logits_metadata = metadata
+    return module
+
+
+@pytest.mark.parametrize("name", ["fp8_fp4_paged_mqa_logits", "fp8_paged_mqa_logits"])
+def test_paged_peer_makes_its_own_schedule_ahead(stand, name):
+    module = _paged_deep_gemm(name)
+    inputs = draw(stand.party(batch(2, 3, 130, 200)), torch.Generator())
+    run = peers.DeepGemm(module).work(inputs, Call(schedule="fresh"))
+    lens, *rest = module.got.pop("metadata")
+    assert (lens.tolist(), rest) == ([[128, 129, 130]] * 2, [64, 7, None])
+    run()
+    q, cache, weights, lens, table, cuts, width = module.got["logits"]
+    assert (q if name == "fp8_paged_mqa_logits" else q[0]) is inputs.q
+    assert (cache, weights, table, width) == (inputs.k, inputs.w, inputs.table, 200)
+    assert lens.shape == (2, 3)
+    assert cuts.tolist() == list(range(8))
+    assert module.got["options"] == (False, None)
+    assert "metadata" not in module.got
+
+
+def test_peers_that_cannot_page_say_so(stand):
+    inputs = draw(stand.party(batch(2, 1, 9)), torch.Generator())
+    module = _paged_deep_gemm("fp8_paged_mqa_logits")
+    with pytest.raises(peers.PeerMissing, match="logits has no logits_dtype"):
+        peers.DeepGemm(module).work(inputs, Call(logits="bfloat16"))
+    del module.get_paged_mqa_logits_metadata
+    with pytest.raises(peers.PeerMissing, match="has no get_paged_mqa_logits_metadata"):
+        peers.DeepGemm(module).work(inputs, Call())
 
 
 def test_a_missing_peer_says_why(monkeypatch):

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from mqa.cli.gpu.graphs import Turn
 from mqa.cli.gpu.inputs import draw, rotation
-from mqa.cli.gpu.measure import Turn
-from mqa.cli.gpu.rows import GROUPS, MQA, PEER, hopper_rows
+from mqa.cli.gpu.rows import GROUPS, MQA, PEER
+from mqa.cli.gpu.suite import hopper_rows
 from mqa.cli.gpu.windows import Windows, causal, halves, one_row, packed
 from mqa.reference import schedule
 
@@ -72,7 +73,7 @@ def test_suite_has_the_rows_that_were_promised():
     assert (cleaning.rows, cleaning.keys, cleaning.longest) == (8192, 65536, 8192)
     assert cleaning.pairs < cleaning.rows * cleaning.keys / 8
     scheduled = [row for row in rows if row.group == "ragged"]
-    assert all(row.ours.call.scheduled for row in scheduled)
+    assert all(row.ours.call.schedule == "fresh" for row in scheduled)
     assert {row.ours.windows.rows for row in scheduled} == {16256, 2048, 1024}
 
 
@@ -88,10 +89,10 @@ def test_inputs_rotate_through_four_times_the_cache(stand):
     party = stand.party(stand.SMALL)
     size = draw(party, torch.Generator()).nbytes
     assert size == 3 * 4 * 32 + 40 * 32 + 40 * 4 + 3 * 4 * 4 + 2 * 3 * 4
-    assert len(rotation(party, stand.Cpu.where, 1)) == 2
+    assert len(rotation(party, stand.Cpu.where, 1)) == 3
     assert len(rotation(party, stand.Cpu.where, size)) == 4
     assert len(rotation(party, stand.Cpu.where, 1 << 40)) == 64
-    first, second = rotation(party, stand.Cpu.where, 1)
+    first, second, _ = rotation(party, stand.Cpu.where, 1)
     assert not torch.equal(first.q.float(), second.q.float())
     assert (
         draw(stand.party(stand.SMALL, weights="bfloat16"), torch.Generator()).w.dtype

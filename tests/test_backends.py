@@ -48,6 +48,9 @@ class Picky:
     def dense_metadata(self, *_: object) -> None:
         _[-1].fill_(9)
 
+    def paged_metadata(self, *_: object) -> None:
+        raise AssertionError("no schedule is asked of this backend")
+
     def schedules_on(self, device: torch.device) -> bool:
         return device.type == "cpu" and self.heads == 4
 
@@ -142,7 +145,7 @@ def test_the_first_backend_that_can_computes_schedules(backend_list: BackendList
 
 
 def test_backends_lists_all_with_reasons(backend_list: BackendList) -> None:
-    assert [status.name for status in mqa.backends()] == ["sm90", "reference"]
+    assert [status.name for status in mqa.backends()] == ["sm90", "sm90-accurate", "reference"]
     backend_list(Picky())
     assert mqa.backends() == (
         mqa.BackendStatus("picky", False, "needs a GPU of the future"),

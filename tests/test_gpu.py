@@ -390,7 +390,9 @@ def test_the_fallback_warns_on_a_gpu() -> None:
 
 @pytest.mark.usefixtures("_choice_by_default")
 def test_paged_calls_fall_back_and_say_why() -> None:
-    case = make_case(parse("paged fp8 B=2 next_n=1 H=64 D=128 P=64 blocks=9 columns=3 L=99"), CUDA)
-    with pytest.warns(mqa.FallbackWarning, match="sm90: paged calls are not among its kernels"):
+    case = make_case(parse("paged fp8 B=2 next_n=1 H=64 D=128 P=24 blocks=9 columns=3 L=70"), CUDA)
+    with pytest.warns(
+        mqa.FallbackWarning, match="sm90: P=24 is not one of 8, 16, 32, 64, 128, 256"
+    ):
         case.run()
     case.run()

@@ -102,6 +102,27 @@ def test_the_code_that_was_measured_is_named_where_the_report_does(
     assert "mqa 1.2.3, other-mqa 9" in page  # the other report does not
 
 
+def test_paged_rows_show_limits_and_what_was_left_out(generator: ModuleType, folder: Path) -> None:
+    report = _report("hopper")
+    measured = report["rows"][0]
+    rates = {"read_rate": 3e12, "share_of_read": 0.75}
+    wrong = {"limit": {"at_least": 1.6}, "held": False}
+    time = {"limit_seconds": 5e-6, "held": True, "extra_seconds": 1e-6}
+    report["rows"] = [
+        measured | rates | {"group": "paged", "limit": {"at_least": 0.98}, "held": True},
+        measured | wrong | {"group": "paged formats"},
+        measured | time | {"group": "paged metadata"},
+        {"group": "paged formats", "name": "mxfp4", "left_out": "sm90: not yet"},
+    ]
+    (folder / "hopper.json").write_text(json.dumps(report))
+    page = generator.render(_page(generator), folder)
+    assert "| S\\|N | 3.00 | 2.00 | 1.500 [1.250, 1.750] | ≥ 0.98 | 3.00 | 75% |" in page
+    assert "| S\\|N | 3.00 | 2.00 | 1.500 [1.250, 1.750] | ≥ 1.6, missed |" in page
+    assert "| S\\|N | 3.00 | 2.00 | 1.00 | ≤ 5.00 µs |" in page
+    assert "**Left out**" in page
+    assert "| paged formats: mxfp4 | sm90: not yet |" in page
+
+
 def test_a_changed_number_makes_the_page_stale(generator: ModuleType, folder: Path) -> None:
     page = generator.render(_page(generator), folder)
     report = _report("hopper")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from torch import Tensor
 
 import mqa
 from mqa.backends import BACKENDS, Backend
-from mqa.problem import DenseProblem, parse
+from mqa.cuda import driver
+from mqa.problem import Format, PagedProblem, Problem, parse
 from mqa.testing import (
     Accumulator,
     Case,
@@ -35,7 +37,7 @@ from mqa.testing import (
 from mqa.testing.check import largest_error
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for fake_driver
-BACKEND, DEVICE = "sm90", torch.device("cuda")
+BACKEND, ACCURATE, DEVICE = "sm90", "sm90-accurate", torch.device("cuda")
 Bool = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]
 Guard = Callable[[], contextlib.AbstractContextManager[None]]
@@ -82,12 +84,15 @@ class Harness:
     @property
     def model(self) -> Accumulator:
         """How the backend is said to sum a dot of FP8 values."""
-        return getattr(accumulators, self.backend.accumulator("fp8"))  # type: ignore[no-any-return]
+        return self.model_of("fp8")
 
-    def case(self, problem: DenseProblem | str) -> Case:
+    def model_of(self, format: Format) -> Accumulator:
+        return getattr(accumulators, self.backend.accumulator(format))  # type: ignore[no-any-return]
+
+    def case(self, problem: Problem | str) -> Case:
         return make_case(parse(problem) if isinstance(problem, str) else problem, self.device)
 
-    def accepts(self, problem: DenseProblem) -> bool:
+    def accepts(self, problem: Problem) -> bool:
         return not list(self.backend.reasons_against(problem, self.device))
 
     def run(self, case: Case, **options: Any) -> Tensor:
@@ -98,20 +103,15 @@ class Harness:
             return case.run(backend=self.backend.name, **options)
 
     def call(self, case: Case, rows: slice = slice(None), **changes: Any) -> Tensor:
-        """The public call of some rows of a case, with some arguments changed; float32, cleaned."""
-        t = case.tensors
-        arguments = {
-            "q": t["q"][rows],
-            "kv": (t["kv"], t["kv_scale"]),
-            "weights": t["w"][rows],
-            "cu_seq_len_k_start": t["start"][rows],
-            "cu_seq_len_k_end": t["end"][rows],
-            "backend": self.backend.name,
-        }
+        """The public call of some rows (of a paged case: requests) of a case, with some arguments
+        changed; float32, cleaned."""
+        paged = isinstance(case.problem, PagedProblem)
+        arguments = _paged_arguments(case, rows) if paged else _dense_arguments(case, rows)
+        call = mqa.fp8_fp4_paged_mqa_logits if paged else mqa.fp8_fp4_mqa_logits
         with self.guard():
-            return mqa.fp8_fp4_mqa_logits(**(arguments | changes))
+            return call(**(arguments | {"backend": self.backend.name} | changes))
 
-    def check(self, problem: DenseProblem | str) -> None:
+    def check(self, problem: Problem | str) -> None:
         """Right logits, written over NaN, and nothing written around them."""
         case = self.case(problem)
         out = case.new_out()
@@ -122,14 +122,18 @@ class Harness:
     def judge(self, case: Case, got: Tensor) -> None:
         """`assert_logits` by the backend's accumulator; of a few rows where all would take long."""
         problem = case.problem
+        model = Tiled(self.model_of(problem.format))
+        if isinstance(problem, PagedProblem):
+            assert_logits(case, got, model)
+            return
         products_of_a_row = max(1, problem.N * problem.H * problem.D)
         count = max(1, _MOST_PRODUCTS // products_of_a_row)
         if problem.regime == "exact" or count >= problem.S:
-            assert_logits(case, got, Tiled(self.model))
+            assert_logits(case, got, model)
             return
         rows = np.unique(np.linspace(0, problem.S - 1, count).astype(np.int64))
         part = _rows_of(case, rows)
-        largest_error(part, got[torch.from_numpy(rows)], Tiled(self.model), replay=problem)
+        largest_error(part, got[torch.from_numpy(rows)], model, replay=problem)
 
     @staticmethod
     def valid(case: Case) -> Bool:
@@ -151,14 +155,57 @@ class Harness:
     def metadata(self, case: Case, sms: int | None = None) -> Tensor:
         """A fresh schedule of the case, for `sms` SMs or those of the device."""
         t, problem = case.tensors, case.problem
-        with self.num_sms(sms or mqa.get_num_sms(self.device)), self.guard():
+        count = sms or mqa.get_num_sms(self.device)
+        if isinstance(problem, PagedProblem):
+            lens = t["lens"]
+            if lens.dim() == 1:
+                lens = lens[:, None].expand(-1, problem.next_n)
+            with self.guard():
+                return mqa.get_paged_mqa_logits_metadata(lens, problem.P, count, t.get("indices"))
+        with self.num_sms(count), self.guard():
             return mqa.get_mqa_logits_metadata(t["start"], t["end"], problem.N, problem.H)
+
+
+def _query(case: Case, rows: slice) -> Tensor | tuple[Tensor, Tensor]:
+    """These rows or requests of q, with their scales if there are any."""
+    values, scales = case.tensors["q"][rows], case.tensors.get("q_scale")
+    return values if scales is None else (values, scales[rows])
+
+
+def _dense_arguments(case: Case, rows: slice) -> dict[str, Any]:
+    t = case.tensors
+    return {
+        "q": _query(case, rows),
+        "kv": (t["kv"], t["kv_scale"]),
+        "weights": t["w"][rows],
+        "cu_seq_len_k_start": t["start"][rows],
+        "cu_seq_len_k_end": t["end"][rows],
+    }
+
+
+def _paged_arguments(case: Case, requests: slice) -> dict[str, Any]:
+    t, problem = case.tensors, case.problem
+    assert isinstance(problem, PagedProblem)
+    weights = t["w"].unflatten(0, (problem.B, problem.next_n))[requests]
+    return {
+        "q": _query(case, requests),
+        "kv_cache": t["cache"],
+        "weights": weights.flatten(0, 1),
+        "context_lens": t["lens"][requests],
+        "block_table": t["table"][requests],
+        "schedule_meta": None,
+        "max_context_len": problem.L,
+        "clean_logits": True,
+        "indices": t["indices"][requests] if problem.varlen else None,
+    }
 
 
 def _rows_of(case: Case, rows: npt.NDArray[np.int64]) -> Case:
     """What the oracle needs of a case that consists of these rows."""
     data = case.data
     of_rows = {name: getattr(data, name)[rows] for name in ("q_codes", "weights", "start", "end")}
+    if data.q_scales is not None:
+        of_rows["q_scales"] = data.q_scales[rows]
     data = dataclasses.replace(
         data,
         **of_rows,
@@ -170,13 +217,45 @@ def _rows_of(case: Case, rows: npt.NDArray[np.int64]) -> Case:
     )
 
 
-@pytest.fixture(scope="session")
-def sm90(no_host_reads: Guard) -> Harness:
+def _harness(name: str, guard: Guard) -> Harness:
     capability = torch.cuda.get_device_capability(DEVICE)
     if capability != (9, 0):
         pytest.skip(f"needs a Hopper GPU, compute capability 9.0; this one has {capability}")
-    backend = next(backend for backend in BACKENDS if backend.name == BACKEND)
-    return Harness(backend, DEVICE, no_host_reads)
+    backend = next(backend for backend in BACKENDS if backend.name == name)
+    return Harness(backend, DEVICE, guard)
+
+
+@pytest.fixture(scope="session")
+def sm90(no_host_reads: Guard) -> Harness:
+    return _harness(BACKEND, no_host_reads)
+
+
+@pytest.fixture(scope="session")
+def accurate(no_host_reads: Guard) -> Harness:
+    """FP8 by way of bfloat16."""
+    return _harness(ACCURATE, no_host_reads)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch sees a Hopper GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, int]]]:
+    """Names and addresses of the tensors of each launch, in order; nothing is launched."""
+    launched: list[list[tuple[str, int]]] = []
+
+    def launcher(plan: Any, _device: torch.device) -> SimpleNamespace:
+        bind = lambda addresses: [*zip(plan.tensors, addresses, strict=True)]  # noqa: E731
+        return SimpleNamespace(launch=lambda addresses: launched.append(bind(addresses)))
+
+    monkeypatch.setattr(driver, "launcher", launcher)
+    return launched
 
 
 @pytest.fixture

@@ -23,17 +23,18 @@ from pathlib import Path
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
 import mqa
-from mqa.problem import DenseProblem, parse
+from mqa.problem import PagedProblem, Problem, parse
 from mqa.reference import schedule
-from mqa.testing import assert_logits, guards_intact, make_case
+from mqa.testing import Case, assert_logits, guards_intact, make_case
 
-BACKEND, DEVICE = "sm90", "cuda"
+BACKEND, ACCURATE, DEVICE = "sm90", "sm90-accurate", "cuda"
 MANY, FEW = "S=20 N=700", "S=2 N=700"
-PATHS = (
+DENSE = (
     *(f"{MANY} H={H} D=64 windows=random" for H in (8, 16, 32, 64, 128)),
     *(f"{FEW} H={H} D=128 windows=full" for H in (8, 16, 32, 64, 128)),
     *(f"{size} H=64 D={D} windows=packed" for size in (MANY, FEW) for D in (32, 64, 128)),
@@ -52,19 +53,83 @@ PATHS = (
 )
 
 
-def check(problem: DenseProblem, *, fresh: bool = False) -> None:
+RUN, PAIR = "B=2 next_n=8 lens=random", "B=3 next_n=2 lens=random"
+PAGED = (
+    # 64, 128 and 512 columns of a group, and groups of two blocks.
+    *(f"B=3 next_n=1 H={H} D=64 P=64 clean=1 lens=random" for H in (8, 64, 128)),
+    *(f"{PAIR} H=64 D={D} P=64" for D in (32, 64, 128)),
+    *(f"{RUN} H={H} D=64 P=32 clean=1" for H in (8, 16, 32, 64, 128)),
+    f"{RUN} H=128 D=128 P=16 out=bfloat16 out_off=2 out_stride=301",
+    *(f"{PAIR} H={H} D=128 P={P} clean=1" for H in (8, 64) for P in (8, 256)),
+    f"{PAIR} H=32 D=32 P=128 weights=bfloat16 w_stride=33 w_off=2 lens_off=4 table_stride=50",
+    f"{PAIR} H=64 D=64 P=8 lens_rank=1 out=float16 out_off=6 out_stride=303 cache_stride=1024",
+    "B=2 next_n=9 lens=ramp H=16 D=64 P=64",
+    *(f"B=20 next_n=1 varlen=1 lens=random H={H} D=64 P=64 clean=1" for H in (8, 64)),
+    "B=40 next_n=1 varlen=1 lens=zero H=64 D=128 P=64 clean=1 sms=67",
+    *(f"{PAIR} H=64 D=128 P=64 clean={sms % 2} sms={sms}" for sms in (1, 66)),
+    "B=20 next_n=1 varlen=1 lens=random H=32 D=64 P=16 sms=67",
+)
+
+
+# Formats that become bfloat16, with less of what they share with FP8.
+CONVERTED_DENSE = (
+    "S=10 N=400 H=64 D=128 windows=random",
+    "S=2 N=400 H=8 D=64 windows=full",
+)
+CONVERTED_PAGED = (
+    "B=3 next_n=1 H=64 D=128 P=64 clean=1 lens=random",
+    "B=2 next_n=2 H=64 D=64 P=16 lens=random",
+    "B=2 next_n=8 H=128 D=64 P=256 clean=1 lens=random",
+)
+MX_DENSE = ("S=5 N=301 H=16 D=64 q_stride=2080 q_scale_stride=19 kv_scale_off=4 windows=random",)
+MX_PAGED = ("B=9 next_n=1 varlen=1 H=32 D=128 P=8 lens=random q_scale_off=4 cache_stride=1088",)
+
+
+def sized(path: str, format: str = "fp8") -> str:
+    """300 columns of logits, a table as wide as they need, and a page to spare."""
+    facts = dict(word.split("=") for word in path.split())
+    columns = -(-300 // int(facts["P"]))
+    return f"paged {format} {path} columns={columns} blocks={int(facts['B']) * columns + 1} L=300"
+
+
+def converted(format: str, dense: Iterable[str], paged: Iterable[str]) -> Iterator[str]:
+    yield from (f"dense {format} {path}" for path in dense)
+    yield from (sized(path, format) for path in paged)
+
+
+PATHS = (
+    *converted("fp8", DENSE, PAGED),
+    *converted("mxfp8", CONVERTED_DENSE + MX_DENSE, CONVERTED_PAGED + MX_PAGED),
+    *converted("mxfp4", CONVERTED_DENSE + MX_DENSE, CONVERTED_PAGED + MX_PAGED),
+    *(f"{ACCURATE} {path}" for path in converted("fp8", CONVERTED_DENSE, CONVERTED_PAGED)),
+)
+"""Problems, behind the name of the backend where it is not `sm90`."""
+
+
+def fresh_schedule(case: Case) -> Tensor:
+    """Cut points of the case for all SMs, which must be those of the definition."""
+    t, problem, sms = case.tensors, case.problem, mqa.get_num_sms(DEVICE)
+    if isinstance(problem, PagedProblem):
+        lens, indices = t["lens"], t.get("indices")
+        cuts = mqa.get_paged_mqa_logits_metadata(lens, problem.P, sms, indices)
+        on_host = None if indices is None else indices.cpu()
+        want = schedule.paged_metadata(lens.cpu(), sms, on_host)
+    else:
+        bounds = t["start"], t["end"]
+        cuts = mqa.get_mqa_logits_metadata(*bounds, problem.N, problem.H)
+        start, end = (bound.cpu() for bound in bounds)
+        want = schedule.dense_metadata(start, end, problem.N, problem.H, sms)
+    if not torch.equal(cuts.cpu(), want):
+        raise AssertionError(f"cut points differ\nreplay: {problem}")
+    return cuts
+
+
+def check(problem: Problem, backend: str, *, fresh: bool = False) -> None:
     """The logits of a problem, without a schedule unless it asks for a stale or `fresh` one."""
     case = make_case(problem, DEVICE)
-    t = case.tensors
-    cuts = None
-    if fresh:
-        cuts = mqa.get_mqa_logits_metadata(t["start"], t["end"], problem.N, problem.H)
-        sms = mqa.get_num_sms(DEVICE)
-        want = schedule.dense_metadata(t["start"].cpu(), t["end"].cpu(), problem.N, problem.H, sms)
-        if not torch.equal(cuts.cpu(), want):
-            raise AssertionError(f"cut points differ\nreplay: {problem}")
+    cuts = fresh_schedule(case) if fresh else None
     out = case.new_out()
-    got = case.run(backend=BACKEND, out=out, schedule_meta=cuts)
+    got = case.run(backend=backend, out=out, schedule_meta=cuts)
     assert_logits(case, got)
     if not guards_intact(out):
         raise AssertionError(f"something around the result was written\nreplay: {problem}")
@@ -73,9 +138,12 @@ def check(problem: DenseProblem, *, fresh: bool = False) -> None:
 def failures(paths: Iterable[str]) -> Iterator[str]:
     for path, pdl in itertools.product(paths, (False, True)):
         mqa.set_pdl(pdl, DEVICE)
-        problem = parse(f"dense fp8 {path} regime=exact seed=3")
+        backend, line = (
+            (ACCURATE, path.removeprefix(ACCURATE)) if ACCURATE in path else (BACKEND, path)
+        )
+        problem = parse(f"{line} regime=exact seed=3")
         try:
-            check(problem, fresh=pdl)
+            check(problem, backend, fresh=pdl)
         except AssertionError as error:
             yield str(error)
 

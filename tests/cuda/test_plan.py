@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mqa.cuda import compiler, sm90
+from mqa.cuda import compiler, sm90, sm90_paged, sm90_tiles
 from mqa.cuda.plan import WARP, Barrier, Kernel, Plan, Scalar, Struct
 from mqa.cuda.tensor_map import TensorMap
+from mqa.reference import schedule
 
 FACTS = sm90.DenseFacts(
     rows=9,
@@ -33,11 +35,42 @@ FACTS = sm90.DenseFacts(
     end_stride=6,
     logits_stride=256,
 )
-DENSE = sm90.dense_plan(FACTS)
-METADATA = sm90.metadata_plan(9, 40, 8, 132, 5, 6, 2)
-FIELDS = {"kv_scale": "k_scale", "w": "weights"}
+PAGED_FACTS = sm90_paged.PagedFacts(
+    requests=9,
+    next_n=1,
+    heads=64,
+    dim=128,
+    page_rows=64,
+    pages=40,
+    columns=5,
+    width=300,
+    logits="float32",
+    bf16_weights=False,
+    clean=True,
+    last_only=False,
+    varlen=True,
+    parts=132,
+    scheduled=True,
+    q_strides=(128, 8192),
+    page_stride=9216,
+    weights_strides=(65, 1),
+    lens_strides=(3, 1),
+    table_strides=(7, 1),
+    indices_stride=2,
+    schedule_strides=(2, 1),
+    logits_stride=512,
+)
+DENSE, PAGED = sm90.dense_plan(FACTS), sm90_paged.paged_plan(PAGED_FACTS)
+CONVERTED = (
+    sm90.dense_plan(dataclasses.replace(FACTS, elements="Mxfp8")),
+    sm90_paged.paged_plan(dataclasses.replace(PAGED_FACTS, elements="Mxfp4")),
+)
+DENSE_METADATA = sm90.dense_metadata_plan(9, 40, 8, 132, 5, 6, 2)
+PAGED_METADATA = sm90.paged_metadata_plan(9, 1, 132, (3, 1), 2, 4)
+FIELDS = {"kv_scale": "k_scale", "w": "weights", "out": "logits"}
 """Names of tensors that the kernel's struct calls otherwise."""
 TYPES = {"q": "int64_t", "i": "int32_t", "?": "bool"}
+SIZES = {"q": 8, "p": 8, "i": 4, "?": 1}
 
 
 def assertions(name: str, layout: Struct, fields: dict[str, str]) -> Iterator[str]:
@@ -50,17 +83,21 @@ def assertions(name: str, layout: Struct, fields: dict[str, str]) -> Iterator[st
         yield f'static_assert(sizeof({name}::{field}) == 8, "{field}");'
         at += 8
     for scalar in layout.scalars:
-        field, kind = scalar.name, TYPES[scalar.code]
+        field, member = scalar.name, f"decltype({name}::{scalar.name})"
         yield f'static_assert(OFFSET({name}, {field}) == {at}, "{field}");'
-        yield f'static_assert(cuda::std::is_same_v<decltype({name}::{field}), {kind}>, "{field}");'
-        at += {"q": 8, "i": 4, "?": 1}[scalar.code]
+        if scalar.code == "p":
+            yield f'static_assert(cuda::std::is_pointer_v<{member}>, "{field}");'
+        else:
+            same = f"cuda::std::is_same_v<{member}, {TYPES[scalar.code]}>"
+            yield f'static_assert({same}, "{field}");'
+        at += SIZES[scalar.code]
 
 
 def compiles(tmp_path: Path, *lines: str) -> None:
     """Raise CompileError unless these lines compile behind the kernels' headers."""
     source = tmp_path / "agrees.cuh"
-    includes = ("<cuda/std/type_traits>", '"sm90/dense_fp8.cuh"', '"sm90/dense_metadata.cuh"')
-    head = [f"#include {name}" for name in includes]
+    sources = (f'"sm90/{name}.cuh"' for name in ("dense_fp8", "paged_fp8", "metadata"))
+    head = [f"#include {name}" for name in ("<cuda/std/type_traits>", *sources)]
     # How the front end of NVRTC spells offsetof, whose macro is no constant there.
     head.append("#define OFFSET(type, field) __INTADDR__(&(((type*)0)->field))")
     body = ["namespace mqa::sm90 {", *lines, "__global__ void agrees() {}", "}"]
@@ -69,29 +106,47 @@ def compiles(tmp_path: Path, *lines: str) -> None:
 
 
 def test_argument_structs_are_those_of_the_kernels(tmp_path: Path) -> None:
-    dense = FIELDS | {"out": "logits"}
     compiles(
         tmp_path,
-        *assertions("DenseArguments", DENSE.struct, dense),
-        *assertions("MetadataArguments", METADATA.struct, {"out": "cuts"}),
+        *assertions("DenseArguments", DENSE.struct, FIELDS),
+        *assertions("PagedArguments", PAGED.struct, FIELDS),
+        *assertions("DenseArguments", CONVERTED[0].struct, FIELDS),
+        *assertions("PagedArguments", CONVERTED[1].struct, FIELDS),
+        *assertions("DenseMetadata", DENSE_METADATA.struct, {"out": "cuts"}),
+        *assertions("PagedMetadata", PAGED_METADATA.struct, {"out": "cuts"}),
     )
 
 
-def test_a_struct_that_disagrees_does_not_compile(tmp_path: Path) -> None:
-    first, second, *rest = METADATA.struct.scalars
-    swapped = Struct(METADATA.struct.pointers, (second, first, *rest))
+@pytest.mark.parametrize(
+    ("name", "plan", "fields"),
+    [
+        ("DenseArguments", DENSE, FIELDS),
+        ("PagedArguments", PAGED, FIELDS),
+        ("DenseMetadata", DENSE_METADATA, {"out": "cuts"}),
+        ("PagedMetadata", PAGED_METADATA, {"out": "cuts"}),
+    ],
+)
+def test_a_struct_that_disagrees_does_not_compile(
+    tmp_path: Path, name: str, plan: Plan, fields: dict[str, str]
+) -> None:
+    first, second, *rest = plan.struct.scalars
+    swapped = Struct(plan.struct.pointers, (second, first, *rest))
     with pytest.raises(compiler.CompileError, match="static assertion failed"):
-        compiles(tmp_path, *assertions("MetadataArguments", swapped, {"out": "cuts"}))
+        compiles(tmp_path, *assertions(name, swapped, fields))
 
 
 def test_constants_are_those_of_the_kernels(tmp_path: Path) -> None:
     equal = {
         "kThreads": sm90.THREADS,
-        "kMathWarps": sm90.MATH_WARPS,
-        "kBlockColumns": sm90.BLOCK_COLUMNS,
-        "kTileRows": sm90.TILE_ROWS,
+        "kMathWarps": sm90_tiles.MATH_WARPS,
+        "kFeedingWarps": sm90_tiles.FEEDING_WARPS,
+        "kTileRows": sm90_tiles.TILE_ROWS,
+        "sizeof(FillStorage)": sm90_tiles.FILL_BYTES,
+        "128 * kMathGroups": sm90.OWN_COLUMNS,
         "kMetadataThreads": sm90.METADATA_THREADS,
-        "kScheduleSplit": 256,
+        "kMetadataCtas": sm90.METADATA_CTAS,
+        "kGroupRows": schedule.GROUP,
+        "kScheduleSplit": schedule.SPLIT,
         "kWarpSize": WARP,
     }
     lines = (f'static_assert({name} == {value}, "{name}");' for name, value in equal.items())
@@ -112,7 +167,11 @@ def test_tensors_are_those_of_maps_then_of_the_struct() -> None:
     assert plan.tensors == ("q", "k", "w", "", "out")
     assert DENSE.tensors[:2] == ("q", "kv")
     assert set(DENSE.tensors[2:]) == {"kv_scale", "w", "start", "end", "schedule", "out"}
-    assert METADATA.tensors == ("start", "end", "out")
+    # The cache by its map for values, by its address for scales.
+    assert PAGED.tensors[:3] == ("q", "cache", "cache")
+    assert set(PAGED.tensors[3:]) == {"w", "lens", "table", "indices", "schedule", "out"}
+    assert DENSE_METADATA.tensors == ("start", "end", "out")
+    assert PAGED_METADATA.tensors == ("lens", "indices", "out")
 
 
 def test_a_kernel_is_named_as_cxx_spells_it() -> None:
@@ -122,7 +181,7 @@ def test_a_kernel_is_named_as_cxx_spells_it() -> None:
 
 def arrivals_of_roles() -> dict[str, set[int]]:
     """Who arrives how often at each barrier of the dense kernel, added up from its roles."""
-    expect_tx, rows_lane, weights_warp, math_lanes = 1, 1, WARP, sm90.MATH_WARPS
+    expect_tx, rows_lane, weights_warp, math_lanes = 1, 1, WARP, sm90_tiles.MATH_WARPS
     return {
         "q_full": {expect_tx + rows_lane + weights_warp},
         "q_empty": {math_lanes},
@@ -150,3 +209,20 @@ def test_barriers_count_what_the_roles_of_the_kernel_do() -> None:
     assert barriers["q_full"] == Barrier("q_full", 34, 2 * q.box_bytes)
     boxes = tiles.stage_rows // k.box[1]
     assert barriers["k_full"].bytes == boxes * k.box_bytes == tiles.k_bytes
+
+
+def test_barriers_of_paged_calls_count_a_page_or_a_stage_at_a_time() -> None:
+    """Scales always come by the load warp's cp.async, values a page at a time."""
+    for heads, next_n, page_rows in ((64, 8, 8), (64, 1, 256), (128, 1, 64), (8, 1, 128)):
+        facts = dataclasses.replace(
+            PAGED_FACTS, heads=heads, next_n=next_n, page_rows=page_rows, varlen=False
+        )
+        plan = sm90_paged.paged_plan(facts)
+        tiles = sm90_paged.paged_tiles(heads, facts.dim, next_n)
+        barriers = {barrier.name: barrier for barrier in plan.barriers}
+        q, k = plan.maps
+        boxes = tiles.block // q.box[2]
+        assert barriers["q_full"] == Barrier("q_full", 34, boxes * q.box_bytes)
+        assert barriers["q_empty"].arrivals == barriers["k_empty"].arrivals == 16
+        pages = tiles.stage_rows // k.box[1]
+        assert barriers["k_full"] == Barrier("k_full", 33, pages * k.box_bytes)

@@ -16,6 +16,7 @@ from mqa.testing import assert_bitwise
 
 pytestmark = pytest.mark.gpu
 SetEnv = Callable[[str, str], None]
+PAGED = "paged fp8 B=2 next_n=2 H=64 D=64 blocks=9 columns=3"
 FIRST = "dense fp8 S=40 N=900 H=64 D=128 windows=random seed=3"
 
 FRESH_PROCESS = """
@@ -101,12 +102,16 @@ def test_calls_after_a_warmup_compile_and_load_nothing(fresh_process: Any) -> No
 
 def test_hopper_is_the_default_and_no_fallback_is_needed(sm90: Any, setenv: SetEnv) -> None:
     setenv("MQA_FALLBACK", "error")
-    assert mqa.supports(64, 128, "fp8", device=sm90.device).backend == sm90.backend.name
+    for page_size in (None, 64):
+        found = mqa.supports(64, 128, "fp8", page_size=page_size, device=sm90.device)
+        assert found.backend == sm90.backend.name
     status = {status.name: status for status in mqa.backends()}[sm90.backend.name]
     assert status.usable
     assert not status.reason
-    for facts in ("", "M=901 out=bfloat16", "weights=bfloat16 clean=0 out=float16", "sms=132"):
-        case = sm90.case(f"{FIRST} {facts}")
+    lines = [f"{FIRST} {facts}" for facts in ("", "M=901 out=bfloat16", "sms=132")]
+    lines += [f"{FIRST} weights=bfloat16 clean=0 out=float16", f"{PAGED} P=64 L=99 sms=132"]
+    for line in lines:
+        case = sm90.case(line)
         meta = case.stale_schedule() if case.problem.sms else None
         by_name = sm90.run(case, schedule_meta=meta)
         by_default = case.run(schedule_meta=meta)
@@ -131,6 +136,11 @@ def test_the_environment_can_name_hopper(sm90: Any, setenv: SetEnv) -> None:
         ("dense fp8 S=3 N=40 H=64 D=64 q_stride=4104", r"\bq\b"),
         ("dense fp8 S=3 N=40 H=64 D=64 kv_off=4", r"\bkv\b"),
         ("dense fp8 S=3 N=40 H=64 D=64 kv_stride=72", r"\bkv\b"),
+        (f"{PAGED} P=24 L=70", "P=24"),
+        (f"{PAGED} P=64 L=99 q_off=8", r"\bq\b"),
+        (f"{PAGED} P=64 L=99 q_stride=20480x4096x64x1", "q of a request"),
+        (f"{PAGED} P=64 L=99 cache_off=4", r"\bcache\b"),
+        (f"{PAGED} P=64 L=99 cache_stride=4360", "pages of cache"),
     ],
 )
 def test_what_hopper_cannot_do_is_refused_with_a_reason_and_falls_back(
@@ -149,14 +159,15 @@ def test_what_hopper_cannot_do_is_refused_with_a_reason_and_falls_back(
 
 def test_other_kinds_of_call_are_refused_with_a_reason(sm90: Any) -> None:
     for heads, dims, options in (
-        (64, 128, {"page_size": 64}),
+        (64, 128, {"page_size": 24}),
         (24, 128, {}),
         (64, 96, {}),
+        (64, 96, {"page_size": 64}),
     ):
         found = mqa.supports(heads, dims, "fp8", device=sm90.device, **options)
         assert found.reasons[sm90.backend.name]
     for fmt in ("mxfp8", "mxfp4"):
-        assert mqa.supports(64, 128, fmt, device=sm90.device).reasons[sm90.backend.name]
+        assert mqa.supports(64, 32, fmt, device=sm90.device).reasons[sm90.backend.name]
     assert mqa.supports(64, 128, "fp8", device="cpu").reasons[sm90.backend.name]
 
 

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from mqa import devices, validate
-from mqa.cuda import compiler, driver, sm90, variants
+from mqa.cuda import compiler, driver, sm90, sm90_tiles, variants
 from mqa.cuda.plan import MAX_SHARED_BYTES, Kernel
-from mqa.cuda.sm90 import SM90
+from mqa.cuda.sm90 import SM90, SM90_ACCURATE
+from mqa.cuda.sm90_paged import paged_tiles
 from mqa.problem import LOGITS_DTYPES, parse
 from mqa.testing import make_case
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 LINE = "dense fp8 S=9 N=40 H=64 D=128"
 SHAPES = [*itertools.product(sm90.HEADS, sm90.HEAD_DIMS)]
-
-
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch sees a Hopper GPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
 
 
 def reasons(line: str, device: torch.device = GPU) -> list[str]:
@@ -57,12 +48,8 @@ def test_what_the_kernels_do_has_no_reason_against_it(facts: str) -> None:
     [
         ("dense fp8 S=9 N=40 H=24 D=128", "H=24 is not one of 8, 16, 32, 64, 128"),
         ("dense fp8 S=9 N=40 H=64 D=96", "D=96 is not one of 32, 64, 128"),
-        ("dense mxfp8 S=9 N=40 H=64 D=128", "format=mxfp8 is not among its kernels, only fp8"),
-        ("dense mxfp4 S=9 N=40 H=64 D=128", "format=mxfp4 is not among its kernels, only fp8"),
-        (
-            "paged fp8 B=1 next_n=1 H=64 D=128 P=64 blocks=9 columns=2 L=9",
-            "paged calls are not among its kernels",
-        ),
+        ("dense mxfp8 S=9 N=40 H=64 D=32", "D=32 is not one of 64, 128"),
+        ("dense mxfp4 S=9 N=40 H=64 D=96", "D=96 is not one of 64, 128"),
         (f"{LINE} q_off=8", "q is 8 bytes off a multiple of 16"),
         (f"{LINE} kv_off=1", "kv is 1 bytes off a multiple of 16"),
         (f"{LINE} q_stride=8200", "q is not rows of 128 contiguous bytes at multiples of 16"),
@@ -77,8 +64,21 @@ def test_each_thing_that_the_kernels_cannot_do_is_one_reason(line: str, words: s
 
 
 @pytest.mark.usefixtures("hopper")
+def test_the_accurate_backend_takes_fp8_alone_and_only_by_name() -> None:
+    assert not SM90_ACCURATE.by_default
+    for H, D in SHAPES:
+        problem = parse(f"dense fp8 S=9 N=40 H={H} D={D}")
+        assert [*SM90_ACCURATE.reasons_against(problem, GPU)] == []
+    for fmt in ("mxfp8", "mxfp4"):
+        problem = parse(f"dense {fmt} S=9 N=40 H=64 D=128")
+        assert [*SM90.reasons_against(problem, GPU)] == []
+        (reason,) = SM90_ACCURATE.reasons_against(problem, GPU)
+        assert reason == f"format={fmt} is not among its kernels, only fp8"
+
+
+@pytest.mark.usefixtures("hopper")
 def test_all_reasons_are_told_at_once() -> None:
-    assert len(reasons("dense mxfp8 S=9 N=40 H=24 D=96 q_off=8 kv_off=4 q_stride=9999")) == 6
+    assert len(reasons("dense mxfp8 S=9 N=40 H=24 D=96 q_off=8 kv_off=4 q_stride=9999")) == 5
 
 
 def test_devices_that_are_no_hopper_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,53 +181,62 @@ def test_few_tokens_have_a_legal_map(N: int) -> None:
     assert scalars(plan)["tokens"] == N
 
 
-def test_without_tokens_nothing_is_prepared_and_every_address_is_one(
-    launched: list[dict[str, int]],
-) -> None:
+def test_without_tokens_nothing_is_prepared_and_every_address_is_one(launched: Any) -> None:
     call, _, _ = facts_and_plan("dense fp8 S=9 N=0 H=64 D=128 M=8")
     assert SM90.dense(call, torch.empty(9, 8)) is None
-    assert launched[0]["kv"] == call.q.data_ptr()
+    assert dict(launched[0])["kv"] == call.q.data_ptr()
 
 
 @pytest.mark.parametrize(("H", "D"), SHAPES)
 def test_tiles_fit_into_shared_memory_and_maps_into_boxes(H: int, D: int) -> None:
     tiles = sm90.tiles(H, D)
     assert tiles.shared_bytes <= MAX_SHARED_BYTES
-    assert tiles.block * H == sm90.BLOCK_COLUMNS
-    assert tiles.stage_rows % sm90.TILE_ROWS == 0
+    assert tiles.block * H == sm90.OWN_COLUMNS
+    assert tiles.stage_rows % sm90_tiles.TILE_ROWS == 0
     for logits in LOGITS_DTYPES:
         _, _, plan = facts_and_plan(f"dense fp8 S=9 N=40 H={H} D={D} out={logits}")
         assert plan.kernel.arguments[-1] == str(plan.shared_bytes)
 
 
 def test_shared_bytes_are_those_of_the_kernels_storage(tmp_path: Path) -> None:
+    every = {
+        tiles
+        for elements, (H, D), rows in itertools.product(sm90.ACCUMULATORS, SHAPES, range(1, 9))
+        for tiles in (sm90.tiles(H, D, elements), paged_tiles(H, D, rows, elements))
+        if D > 32 or not elements.startswith("Mx")
+    }
+    assert {tiles.columns for tiles in every} == {64, 128, 512}
     lines = []
-    for H, D in SHAPES:
-        t = sm90.tiles(H, D)
-        storage = f"SharedStorage<{D}, {t.block}, {t.stages}, {t.stage_rows}>"
-        lines.append(f'static_assert(sizeof({storage}) == {t.shared_bytes}, "H={H} D={D}");')
+    for t in every:
+        sizes = f"{t.elements}, {t.heads}, {t.dim}, float, {t.stages}, {t.stage_rows}, {t.columns}"
+        size = f"sizeof(Tiling<{sizes}>::Storage)"
+        lines.append(f'static_assert({size} == {t.shared_bytes}, "{sizes}");')
     source = tmp_path / "bytes.cuh"
     body = "\n".join(["namespace mqa::sm90 {", *lines, "__global__ void bytes() {}", "}\n"])
-    source.write_text(f'#include "sm90/dense_fp8.cuh"\n{body}')
+    source.write_text(f'#include "sm90/score/storage.cuh"\n{body}')
     compiler.compile_kernel(Kernel(str(source), "mqa::sm90::bytes"), "sm_90a")
 
 
-def choices(kernels: tuple[Kernel, ...]) -> set[tuple[int, int, str]]:
-    dense = (kernel.arguments for kernel in kernels if kernel.name.endswith("dense_fp8"))
-    return {(int(heads), int(dim), logits) for heads, dim, logits, *_ in dense}
+def choices(kernels: tuple[Kernel, ...], name: str) -> set[tuple[int, int, str]]:
+    scoring = (kernel.arguments for kernel in kernels if kernel.name.endswith(name))
+    return {(int(heads), int(dim), logits) for heads, dim, logits, *_ in scoring}
 
 
-def test_the_kernels_to_compile_cover_every_pair_of_choices() -> None:
-    every, some = choices(sm90.kernels(every=True)), choices(sm90.kernels())
-    cxx = {sm90._CXX[name] for name in LOGITS_DTYPES}
+@pytest.mark.parametrize("name", ["dense_fp8", "paged_fp8"])
+def test_the_kernels_to_compile_cover_every_pair_of_choices(name: str) -> None:
+    every, some = choices(sm90.kernels(every=True), name), choices(sm90.kernels(), name)
+    cxx = {sm90_tiles.CXX[name] for name in LOGITS_DTYPES}
     assert every == {(*shape, logits) for shape in SHAPES for logits in cxx}
-    assert some <= every
+    assert some < every
     for first, second in itertools.combinations(range(3), 2):
         pairs = [{(choice[first], choice[second]) for choice in set_} for set_ in (every, some)]
         assert pairs[0] == pairs[1]
+
+
+def test_the_kernels_to_compile_are_few_and_each_is_there_once() -> None:
     assert len(sm90.kernels()) <= 60
     for kernels in (sm90.kernels(), sm90.kernels(every=True)):
-        assert sm90.METADATA in kernels
+        assert set(sm90.METADATA) < set(kernels)
         assert len(set(kernels)) == len(kernels)
     assert variants.kernels("sm_90a", every=True) == sm90.kernels(every=True)
 
@@ -241,12 +250,14 @@ def test_a_warmup_loads_the_kernels_of_a_configuration(monkeypatch: pytest.Monke
     dense, metadata = loaded
     assert dense[0].startswith("mqa::sm90::dense_fp8<32, 64, __nv_bfloat16, ")
     assert dense[1] == sm90.tiles(32, 64).shared_bytes
-    assert metadata == ("mqa::sm90::dense_metadata", 0)
+    assert metadata == ("mqa::sm90::metadata<mqa::sm90::DenseMetadata>", 0)
 
 
-def test_metadata_is_one_launch_with_a_cta_for_each_cut() -> None:
-    plan = sm90.metadata_plan(9, 4096, 8, 132, 1, 2, 3)
-    assert (plan.grid, plan.threads, plan.shared_bytes) == (133, sm90.METADATA_THREADS, 0)
+def test_dense_metadata_is_one_launch_of_one_cluster() -> None:
+    plan = sm90.dense_metadata_plan(9, 4096, 8, 132, 1, 2, 3)
+    assert plan.kernel == sm90.METADATA[0]
+    assert (plan.grid, plan.threads) == (sm90.METADATA_CTAS, sm90.METADATA_THREADS)
+    assert plan.shared_bytes == 0
     assert scalars(plan) == {
         "start_stride": 1,
         "end_stride": 2,
@@ -254,23 +265,11 @@ def test_metadata_is_one_launch_with_a_cta_for_each_cut() -> None:
         "rows": 9,
         "tokens": 4096,
         "block": 8,
+        "parts": 132,
     }
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
-    """Names and addresses of the tensors of each launch."""
-    launched: list[dict[str, int]] = []
-
-    def launcher(plan: Any, _device: torch.device) -> SimpleNamespace:
-        bind = lambda addresses: dict(zip(plan.tensors, addresses, strict=True))  # noqa: E731
-        return SimpleNamespace(launch=lambda addresses: launched.append(bind(addresses)))
-
-    monkeypatch.setattr(driver, "launcher", launcher)
-    return launched
-
-
-def test_launches_bind_each_tensor_to_its_address(launched: list[dict[str, int]]) -> None:
+def test_launches_bind_each_tensor_to_its_address(launched: Any) -> None:
     for line in (LINE, f"{LINE} sms=7"):
         call, _, _ = facts_and_plan(line)
         out = torch.empty(9, 40)
@@ -288,13 +287,13 @@ def test_launches_bind_each_tensor_to_its_address(launched: list[dict[str, int]]
         }
         schedule = call.schedule
         wanted |= {"": 0} if schedule is None else {"schedule": schedule.data_ptr()}
-        assert launched == [wanted, wanted]
+        assert [dict(seen) for seen in launched] == [wanted, wanted]
         launched.clear()
 
 
-def test_schedules_bind_windows_and_cuts(launched: list[dict[str, int]]) -> None:
+def test_schedules_bind_windows_and_cuts(launched: Any) -> None:
     start, end, out = (torch.zeros(9, 2, dtype=torch.int32) for _ in range(3))
     SM90.dense_metadata(start[:, 0], end[:, 1], 40, 64, out)
     (seen,) = launched
     at_end = end.data_ptr() + 4
-    assert seen == {"start": start.data_ptr(), "end": at_end, "out": out.data_ptr()}
+    assert dict(seen) == {"start": start.data_ptr(), "end": at_end, "out": out.data_ptr()}

@@ -26,6 +26,14 @@ __device__ __forceinline__ void st_shared_cluster(uint32_t address, int64_t valu
   asm volatile("st.shared::cluster.s64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
 }
 
+// Says that this CTA runs, whose shared memory others may use once they waited for all to say so.
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 // All threads of all CTAs of the cluster; what was written before is visible after.
 __device__ __forceinline__ void barrier_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n"

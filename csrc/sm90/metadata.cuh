@@ -92,8 +92,8 @@ __device__ __forceinline__ void weigh_round(const Source& source,
   int64_t weights[kEach], sums[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; i++) {
-    const int group = first + i * kMetadataThreads + threadIdx.x;
-    weights[i] = group < end ? source.weights(group).total() : 0;
+    const int64_t group = static_cast<int64_t>(first) + i * kMetadataThreads + threadIdx.x;
+    weights[i] = group < end ? source.weights(static_cast<int>(group)).total() : 0;
   }
 #pragma unroll
   for (int i = 0; i < kEach; i++) {
@@ -161,6 +161,7 @@ template <typename Source>
 __global__ void __cluster_dims__(kMetadataCtas, 1, 1) __launch_bounds__(kMetadataThreads, 1)
     metadata(const __grid_constant__ Source source) {
   __shared__ MetadataStorage storage;
+  ptx::barrier_cluster_arrive_relaxed();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   const int rank = ptx::cluster_ctarank(), groups = source.groups();
@@ -175,6 +176,8 @@ __global__ void __cluster_dims__(kMetadataCtas, 1, 1) __launch_bounds__(kMetadat
     own += storage.round_total;
     __syncthreads();
   }
+  __syncwarp();
+  ptx::barrier_cluster_wait();
   if (threadIdx.x < kMetadataCtas)
     ptx::st_shared_cluster(ptx::mapa(ptx::shared_address(&storage.totals[rank]), threadIdx.x), own);
   ptx::barrier_cluster();

@@ -406,9 +406,10 @@ def _row_reasons(tensor: str, sizes: tuple[int, ...], strides: tuple[int, ...]) 
 
 
 def _cache_reasons(problem: PagedProblem, stored: int, strides: tuple[int, ...]) -> Iterator[str]:
-    page = strides[0] if strides and problem.blocks > 1 else problem.P * (stored + SCALE_BYTES)
-    if page % ADDRESS_BYTES:
-        yield f"pages of cache do not begin at multiples of {ADDRESS_BYTES} bytes"
+    bytes_of_page = problem.P * (stored + SCALE_BYTES)
+    page = strides[0] if strides and problem.blocks > 1 else bytes_of_page
+    if page % ADDRESS_BYTES or page < bytes_of_page:
+        yield f"pages of cache overlap, or do not begin at multiples of {ADDRESS_BYTES} bytes"
 
 
 ACCUMULATORS = {

@@ -62,7 +62,8 @@ class Tiles:
 
     @property
     def q_bytes(self) -> int:
-        return self.columns * self.dim * (2 if self.converted else 1)
+        # Converted queries lie in panels of 64 dims.
+        return self.columns * (max(self.dim, 64) * 2 if self.converted else self.dim)
 
     @property
     def q_buffers(self) -> int:

@@ -50,6 +50,7 @@ struct Feed {
       const int mine = base + static_cast<int>(threadIdx.x) % kWarpSize;
       const Found own = mine <= last ? Source::find(args, range, mine) : Found{};
       found[mine - base] = own;
+      __syncwarp();
       uint32_t left = __ballot_sync(kAllLanes, own.length > 0);
       for (; left != 0; left &= left - 1) {
         const int lane = __ffs(left) - 1;

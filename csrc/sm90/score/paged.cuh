@@ -172,7 +172,9 @@ struct Paged {
   // of the longest rows of its request. By a warp.
   static __device__ __forceinline__ int table_row(const Arguments& args, int row) {
     if (args.indices == nullptr) return row / args.next_n;
-    return longest_of_run(grouping(args), windows(args), row);
+    Lens uncut = windows(args);  // the longest is so before lens are cut
+    uncut.limit = 0x7fffffff;
+    return longest_of_run(grouping(args), uncut, row);
   }
 
   static __device__ __forceinline__ Task task(const Arguments& args, Found found, int block) {

@@ -17,6 +17,7 @@ struct Queries {
   static constexpr auto kHeads = Tiling::kHeads;
   static constexpr auto kBlockColumns = Tiling::kBlockColumns;
   static constexpr int kBarrier = 2;  // of the math threads
+  static_assert(Tiling::kQBytes == ceil_div(Row::kSteps, 4) * kBlockColumns * 128, "whole panels");
 
   // Brings the columns of the rows from `row` on, by all math threads. Rows that do not exist become
   // zeros.

@@ -132,7 +132,9 @@ struct Tiling {
   static constexpr int kQBoxRows = kBlock > 1 ? kBlock / 2 : 1;
   static constexpr int kBoxRows = kStageRows < 256 ? kStageRows : 256;
   static constexpr int kRowBytes = kDim * Format::kBits / 8;  // of a key
-  static constexpr int kQBytes = kBlockColumns * kDim * (Format::kConverted ? 2 : 1);
+  // Converted queries lie in panels of 64 dims, 128 bytes a column, also where there are fewer.
+  static constexpr int kQBytes =
+      kBlockColumns * (Format::kConverted ? (kDim < 64 ? 64 : kDim) * 2 : kDim);
   // Queries that come by TMA are loaded ahead. Converted ones of four sets have no room for that.
   static constexpr int kQBuffers = Format::kConverted && kSets > 1 ? 1 : 2;
   static constexpr int kKBytes = kStageRows * kRowBytes;

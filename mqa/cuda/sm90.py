@@ -26,9 +26,11 @@ from mqa.cuda.sm90_tiles import (
     barriers,
     k_swizzle,
     no_q,
+    q_addresses,
     q_pointers,
     q_scalars,
     row_bytes,
+    strides,
     with_most_stages,
 )
 from mqa.cuda.tensor_map import ADDRESS_BYTES, TensorMap
@@ -303,21 +305,19 @@ def dense_facts(call: DenseCall, out: Tensor, elements: str = "Fp8") -> DenseFac
         q_strides=(call.q.stride(1), call.q.stride(0) if problem.S > 1 else problem.H * row),
         k_stride=call.k.stride(0) if problem.N > 1 else row,
         k_scale_stride=call.kv_scale.stride(0),
-        weights_strides=_strides(call.weights),
-        schedule_strides=(0, 0) if schedule is None else _strides(schedule),
+        weights_strides=strides(call.weights),
+        schedule_strides=(0, 0) if schedule is None else strides(schedule),
         start_stride=call.start.stride(0),
         end_stride=call.end.stride(0),
         logits_stride=out.stride(0),
         elements=elements,
-        q_scale_strides=(0, 0) if call.q_scale is None else _strides(call.q_scale),
+        q_scale_strides=(0, 0) if call.q_scale is None else strides(call.q_scale),
     )
 
 
 def dense_addresses(call: DenseCall, out: Tensor, elements: str = "Fp8") -> tuple[int, ...]:
     """Addresses of `dense_plan(...).tensors`."""
-    q = call.q.data_ptr()
-    q_scale = 0 if call.q_scale is None else call.q_scale.data_ptr()
-    first, last = ((q,), ()) if elements == "Fp8" else ((), (q, q_scale))
+    q, first, last = q_addresses(call, elements)
     return (
         *first,
         call.k.data_ptr() if call.problem.N else q,
@@ -355,11 +355,6 @@ def _kernels_of(elements: str, *, every: bool) -> Iterator[Kernel]:
         # The converted formats share their code: each with every H, dense or paged, in turn.
         elif (number + kind) % len(dims) == 0:
             yield (*dense, one_paged)[HEADS.index(h) // 2 % 2]
-
-
-def _strides(tensor: Tensor) -> tuple[int, int]:
-    first, second = tensor.stride()
-    return first, second
 
 
 def _device_reasons(device: torch.device) -> Iterator[str]:

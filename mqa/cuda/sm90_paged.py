@@ -17,9 +17,11 @@ from mqa.cuda.sm90_tiles import (
     barriers,
     k_swizzle,
     no_q,
+    q_addresses,
     q_pointers,
     q_scalars,
     row_bytes,
+    strides,
     with_most_stages,
 )
 from mqa.cuda.tensor_map import TensorMap
@@ -183,11 +185,11 @@ def paged_facts(call: PagedCall, out: Tensor, elements: str = "Fp8") -> PagedFac
         page_stride=(
             call.kv_cache.stride(0) if problem.blocks > 1 else problem.P * (row + SCALE_BYTES)
         ),
-        weights_strides=_strides(call.weights),
+        weights_strides=strides(call.weights),
         lens_strides=(lens.stride(0), lens.stride(1) if lens.dim() == 2 else 0),
-        table_strides=_strides(call.block_table),
+        table_strides=strides(call.block_table),
         indices_stride=0 if indices is None else indices.stride(0),
-        schedule_strides=(0, 0) if schedule is None else _strides(schedule),
+        schedule_strides=(0, 0) if schedule is None else strides(schedule),
         logits_stride=out.stride(0),
         elements=elements,
         q_scale_strides=(0, 0) if scale is None else (scale.stride(dimension), scale.stride(2)),
@@ -196,9 +198,7 @@ def paged_facts(call: PagedCall, out: Tensor, elements: str = "Fp8") -> PagedFac
 
 def paged_addresses(call: PagedCall, out: Tensor, elements: str = "Fp8") -> tuple[int, ...]:
     """Addresses of `paged_plan(...).tensors`."""
-    q = call.q.data_ptr()
-    q_scale = 0 if call.q_scale is None else call.q_scale.data_ptr()
-    first, last = ((q,), ()) if elements == "Fp8" else ((), (q, q_scale))
+    q, first, last = q_addresses(call, elements)
     cache = call.kv_cache.data_ptr() if call.problem.blocks else q
     return (
         *first,
@@ -212,8 +212,3 @@ def paged_addresses(call: PagedCall, out: Tensor, elements: str = "Fp8") -> tupl
         out.data_ptr(),
         *last,
     )
-
-
-def _strides(tensor: Tensor) -> tuple[int, int]:
-    first, second = tensor.stride()
-    return first, second

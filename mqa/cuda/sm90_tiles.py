@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from mqa.problem import Format
+from mqa.validate import DenseCall, PagedCall
 from mqa.cuda.plan import MAX_SHARED_BYTES, WARP, Barrier, Scalar
 
 HEADS = (8, 16, 32, 64, 128)
@@ -91,6 +94,21 @@ ELEMENTS: dict[Format, str] = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4"}
 def q_pointers(t: Tiles) -> tuple[str, ...]:
     """Tensors that a kernel reads itself: without a conversion q comes by a tensor map."""
     return () if not t.converted else ("q", "q_scale" if t.elements != "Fp8Accurate" else "")
+
+
+def q_addresses(
+    call: DenseCall | PagedCall, elements: str
+) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """That of q, and those that a plan's tensors begin and end with."""
+    q, scale = call.q.data_ptr(), call.q_scale
+    if elements == "Fp8":
+        return q, (q,), ()
+    return q, (), (q, 0 if scale is None else scale.data_ptr())
+
+
+def strides(tensor: Tensor) -> tuple[int, int]:
+    first, second = tensor.stride()
+    return first, second
 
 
 def q_scalars(q_strides: tuple[int, int], scale_strides: tuple[int, int]) -> tuple[Scalar, ...]:

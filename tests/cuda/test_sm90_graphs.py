@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from graph_tools import dependent_launch, free, refill
 from torch import Tensor
 
 import mqa
@@ -24,12 +22,6 @@ CAPTURED = [
     "dense fp8 S=1 N=2000 H=128 D=64 windows=random out=float16 clean=0",
     "dense fp8 S=40 N=900 H=16 D=128 windows=random clean=0",
 ]
-
-
-def refill(case: Case, other: Case) -> None:
-    """The contents of `other` in the tensors of `case`."""
-    for name, tensor in other.tensors.items():
-        case.tensors[name].copy_(tensor)
 
 
 def logits_of(sm90: Any, case: Case, out: Tensor, cuts: Tensor | None) -> None:
@@ -77,20 +69,6 @@ def test_a_captured_call_may_allocate_its_result(sm90: Any) -> None:
         graph.replay()
     torch.cuda.synchronize()
     assert_bitwise(got, want)
-
-
-@contextlib.contextmanager
-def dependent_launch(device: torch.device) -> Iterator[None]:
-    mqa.set_pdl(True, device)
-    try:
-        yield
-    finally:
-        mqa.set_pdl(False, device)
-
-
-def free(harness: Any) -> Any:
-    """A harness without the guard, which waits for the device: nothing would overlap."""
-    return dataclasses.replace(harness, guard=contextlib.nullcontext)
 
 
 @pytest.mark.parametrize("line", CAPTURED)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from graph_tools import refill
 from mx_cases import FORMATS, mx_line, short_dtype
 from torch import Tensor
 
@@ -78,12 +79,6 @@ def test_a_first_call_may_be_captured_and_calls_after_a_warmup_load_nothing(sm90
     for facts in json.loads(found.stdout):
         assert facts["names"]
         assert facts["after"] == facts["warm"]
-
-
-def refill(case: Case, other: Case) -> None:
-    """The contents of `other` in the tensors of `case`."""
-    for name, tensor in other.tensors.items():
-        case.tensors[name].copy_(tensor)
 
 
 def fresh_metadata(case: Case) -> Tensor:

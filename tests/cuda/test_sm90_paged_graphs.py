@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from graph_tools import dependent_launch, free, refill
 from paged_cases import paged_line
 from torch import Tensor
 
@@ -60,12 +58,6 @@ def test_the_first_call_of_a_process_may_be_captured(sm90: Any) -> None:
     assert found.returncode == 0, found.stderr[-3000:]
 
 
-def refill(case: Case, other: Case) -> None:
-    """The contents of `other` in the tensors of `case`."""
-    for name, tensor in other.tensors.items():
-        case.tensors[name].copy_(tensor)
-
-
 def where_valid(sm90: Any, case: Case) -> Any:
     return None if case.problem.clean else sm90.valid(case)
 
@@ -111,20 +103,6 @@ def test_a_captured_call_may_allocate_its_result(sm90: Any) -> None:
         graph.replay()
     torch.cuda.synchronize()
     assert_bitwise(got, want)
-
-
-@contextlib.contextmanager
-def dependent_launch(device: torch.device) -> Iterator[None]:
-    mqa.set_pdl(True, device)
-    try:
-        yield
-    finally:
-        mqa.set_pdl(False, device)
-
-
-def free(harness: Any) -> Any:
-    """A harness without the guard, which waits for the device: nothing would overlap."""
-    return dataclasses.replace(harness, guard=contextlib.nullcontext)
 
 
 @pytest.mark.parametrize("line", CAPTURED)

@@ -11,7 +11,7 @@
 
 namespace mqa::sm90 {
 
-// Field by field as in mqa/cuda/sm90.py. Strides are in elements, those of pages in bytes.
+// Field by field as in mqa/cuda/sm90_paged.py. Strides are in elements, those of pages in bytes.
 struct PagedArguments {
   const unsigned char* cache;
   const void* weights;

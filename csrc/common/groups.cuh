@@ -13,35 +13,37 @@ namespace mqa {
 constexpr int kGroupRows = 8;
 
 struct Group {
-  int row;   // the first
-  int rows;  // 0: there is none
+  int request;  // of its first row
+  int first;    // that row's place in the request
+  int rows;     // 0: there is none
 };
 
-// The groups of `rows` rows. Without `indices` a request is next_n rows, cut every 8; groups are
-// numbered. With `indices` (varlen) a request is a run of equal ones, also cut at multiples of 8, and
-// a group has the number of its first row; other rows' numbers have none.
+// The groups of a call. Without `indices` a request is next_n rows, cut every 8; groups are numbered.
+// With `indices` (varlen) there is one row an entry, a request is a run of equal indices, also cut at
+// multiples of 8, and a group has the number of its first row; other rows' numbers have none.
 struct Groups {
   const int32_t* indices;
   int64_t indices_stride;
-  int rows;
+  int requests;
   int next_n;
+  int per_request;  // groups of a request
 
-  __device__ __forceinline__ int per_request() const { return ceil_div(next_n, kGroupRows); }
+  __device__ __forceinline__ int rows() const { return requests * next_n; }
+  __device__ __forceinline__ int count() const { return requests * per_request; }
 
-  __device__ __forceinline__ int count() const {
-    return indices != nullptr ? rows : rows / next_n * per_request();
+  __device__ __forceinline__ int request_of(int group) const {
+    return per_request == 1 ? group : group / per_request;
   }
 
   __device__ __forceinline__ int row_of(int group) const {
-    if (indices != nullptr) return group;
-    const int per = per_request();
-    return per == 1 ? group * next_n : group / per * next_n + group % per * kGroupRows;
+    const int request = request_of(group);
+    return request * next_n + (group - request * per_request) * kGroupRows;
   }
 
   // The group of a row; in varlen calls, where it could begin at the earliest.
   __device__ __forceinline__ int with_row(int row) const {
     if (indices != nullptr) return row / kGroupRows * kGroupRows;
-    return row / next_n * per_request() + row % next_n / kGroupRows;
+    return row / next_n * per_request + row % next_n / kGroupRows;
   }
 
   __device__ __forceinline__ bool same(int row, int other) const {
@@ -49,40 +51,42 @@ struct Groups {
   }
 
   __device__ __forceinline__ Group operator[](int group) const {
-    const int row = row_of(group);
     if (indices == nullptr) {
-      const int j = group % per_request() * kGroupRows;
-      return {row, min(kGroupRows, next_n - j)};
+      const int request = request_of(group), first = (group - request * per_request) * kGroupRows;
+      return {request, first, min(kGroupRows, next_n - first)};
     }
-    if (row % kGroupRows != 0 && same(row, row - 1)) return {row, 0};
-    const int most = min(kGroupRows - row % kGroupRows, rows - row);
+    const int row = group;
+    if (row % kGroupRows != 0 && same(row, row - 1)) return {row, 0, 0};
+    const int most = min(kGroupRows - row % kGroupRows, requests - row);
     int count = 1;
 #pragma unroll 1
     while (count < most && same(row, row + count))
       count++;
-    return {row, count};
+    return {row, 0, count};
+  }
+
+  // KV tokens that `count` rows of a group see, from the `before`th on; their windows begin at 0.
+  __device__ __forceinline__ Hull
+  hull(const Lens& lens, const Group& group, int before, int count) const {
+    int longest = 0;
+#pragma unroll 2
+    for (int i = before; i < before + count; i++)
+      longest = max(longest, indices != nullptr ? lens.at(group.request + i, 0)
+                                                : lens.at(group.request, group.first + i));
+    return {0, longest};
   }
 
   // A cut point, which names a row, as one that names a group: the first group that begins at or
   // after the row, from the split on only if it begins there.
   __device__ __forceinline__ Cut cut_of(Cut entry) const {
     if (entry.block < 0) return {0, 0};
-    if (entry.block >= rows) return {count(), 0};
-    if (indices != nullptr) return entry;
-    const int request = entry.block / next_n, j = entry.block - request * next_n;
-    return {request * per_request() + ceil_div(j, kGroupRows),
-            j % kGroupRows == 0 ? entry.split : 0};
+    if (entry.block >= rows()) return {count(), 0};
+    if (next_n == 1) return entry;
+    const int request = entry.block / next_n, first = entry.block - request * next_n;
+    return {request * per_request + ceil_div(first, kGroupRows),
+            first % kGroupRows == 0 ? entry.split : 0};
   }
 };
-
-// KV tokens that `count` rows from `row` on see; their windows begin at 0.
-__device__ __forceinline__ Hull hull_of_rows(const Lens& lens, int row, int count) {
-  int longest = 0;
-#pragma unroll 2
-  for (int i = 0; i < count; i++)
-    longest = max(longest, lens[row + i].end);
-  return {0, longest};
-}
 
 // The first of the longest rows of the run of equal indices that `row` belongs to, by a warp.
 __device__ __forceinline__ int longest_of_run(const Groups& groups, const Lens& lens, int row) {
@@ -92,9 +96,9 @@ __device__ __forceinline__ int longest_of_run(const Groups& groups, const Lens& 
   auto look = [&](int at, int step) {
     while (true) {
       const int mine = at + lane * step;
-      const bool exists = 0 <= mine && mine < groups.rows;
+      const bool exists = 0 <= mine && mine < groups.requests;
       const uint32_t others = __ballot_sync(kAllLanes, !exists || !groups.same(mine, row));
-      const int len = exists ? lens[mine].end : 0;
+      const int len = exists ? lens.at(mine, 0) : 0;
       const bool belongs = others == 0 || lane < __ffs(others) - 1;
       if (belongs && (len > longest || (len == longest && mine < best))) longest = len, best = mine;
       if (others != 0) return;
@@ -104,7 +108,7 @@ __device__ __forceinline__ int longest_of_run(const Groups& groups, const Lens& 
   look(row, 1);
   look(row - 1, -1);
   const int most = __reduce_max_sync(kAllLanes, longest);
-  return __reduce_min_sync(kAllLanes, longest == most ? best : groups.rows);
+  return __reduce_min_sync(kAllLanes, longest == most ? best : groups.requests);
 }
 
 }  // namespace mqa

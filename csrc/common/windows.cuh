@@ -58,12 +58,16 @@ struct Lens {
   int limit;
   bool last_only;
 
+  // That of row `j` of a request.
+  __device__ __forceinline__ int at(int request, int j) const {
+    const int given = max(lens[request * request_stride + j * row_stride], 0);
+    return min(last_only ? max(given - (next_n - 1 - j), 0) : given, limit);
+  }
+
   __device__ __forceinline__ Window operator[](int row) const {
     const uint32_t last = rows - 1, existing = min(static_cast<uint32_t>(row), last);
     const uint32_t request = next_n == 1 ? existing : existing / next_n;
-    const int j = existing - request * next_n;
-    const int given = max(lens[request * request_stride + j * row_stride], 0);
-    const int len = min(last_only ? max(given - (next_n - 1 - j), 0) : given, limit);
+    const int len = at(request, existing - request * next_n);
     return {0, static_cast<uint32_t>(row) <= last ? len : 0};
   }
 };

@@ -36,6 +36,25 @@ __device__ __forceinline__ void bar_sync(uint32_t number, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// The same value, of which the compiler knows nothing.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// Whether this is the one thread that the warp, which comes here together, agreed on. The compiler
+// then knows that there is only one, and makes no loop over threads of what takes uniform operands.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile("{\n"
+               ".reg .pred p;\n"
+               "elect.sync _|p, 0xffffffff;\n"
+               "selp.u32 %0, 1, 0, p;\n"
+               "}"
+               : "=r"(elected));
+  return elected != 0;
+}
+
 // This thread's place in its warp, read anew at each call: what follows from it is not kept in
 // registers until the next one.
 __device__ __forceinline__ int lane_read_anew() {

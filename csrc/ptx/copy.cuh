@@ -18,6 +18,14 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// Ask for the line of an address that may be read, in the SM's cache or in the chip's.
+__device__ __forceinline__ void prefetch_l1(const void* address) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
+}
+__device__ __forceinline__ void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // Loads a box whose corner is (inner, outer); elements outside the tensor become zero. The barrier
 // gets the bytes of the whole box. `target` is 128-byte aligned.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
@@ -70,13 +78,6 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_0() {
 // Copies 4 bytes of which the first `bytes` (0 or 4) are read and the rest become zero.
 __device__ __forceinline__ void cp_async_4(uint32_t target, const void* source, uint32_t bytes) {
   asm volatile("cp.async.ca.shared::cta.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source),
-               "r"(bytes)
-               : "memory");
-}
-
-// The same with 16 bytes, to and from multiples of 16; `bytes` is 0 or 16.
-__device__ __forceinline__ void cp_async_16(uint32_t target, const void* source, uint32_t bytes) {
-  asm volatile("cp.async.cg.shared::cta.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
                "r"(bytes)
                : "memory");
 }

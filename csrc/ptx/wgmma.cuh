@@ -110,20 +110,6 @@ __device__ __forceinline__ void wgmma_k16_bf16(float (&d)[32],
                  : MQA_OPERANDS_32("+f")
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-__device__ __forceinline__ void wgmma_k16_bf16(float (&d)[64],
-                                               const uint32_t (&a)[4],
-                                               uint64_t b,
-                                               bool first) {
-  if (first)
-    asm volatile(MQA_WGMMA_BF16("128", MQA_REGISTERS_64, "{%64, %65, %66, %67}, %68", "0")
-                 : MQA_OPERANDS_64("=f")
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  else
-    asm volatile(MQA_WGMMA_BF16("128", MQA_REGISTERS_64, "{%64, %65, %66, %67}, %68", "1")
-                 : MQA_OPERANDS_64("+f")
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
 // Keeps registers as they are up to here: those of an A that products may still read.
 __device__ __forceinline__ void keep(uint32_t (&a)[4]) {
   asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]));

@@ -2,8 +2,9 @@
 // Meaning: mqa/reference/schedule.py, equal bit for bit.
 //
 // Cut i is the first task that begins at or after weight floor(i * total / parts). Each CTA takes a
-// stretch of the groups, kRound at a time, and tells the others what it weighs; then it looks for the
-// cuts that lie in its own.
+// stretch of the groups, kRound at a time. Its warps weigh 32 groups at once, a chunk, and tell all
+// CTAs what theirs weigh together; then each CTA looks for the cuts that lie in its own stretch, first
+// the chunk, then the group.
 #pragma once
 
 #include "common/cuts.cuh"
@@ -19,9 +20,24 @@ constexpr int kMetadataThreads = 1024;
 constexpr int kMetadataWarps = kMetadataThreads / kWarpSize;
 constexpr int kEach = 4;  // groups of a thread in a round
 constexpr int kRound = kEach * kMetadataThreads;
+constexpr int kChunks = kRound / kWarpSize;
+
+// Rows and tasks of a group. Its weight is 1 + kUnit * rows * tasks; 0 rows are no group.
+struct Load {
+  uint32_t packed;
+
+  static __device__ __forceinline__ Load of(int rows, int tasks) {
+    return {static_cast<uint32_t>(rows) << 24 | static_cast<uint32_t>(tasks)};
+  }
+  __device__ __forceinline__ uint32_t rows() const { return packed >> 24; }
+  __device__ __forceinline__ uint32_t tasks() const { return packed & 0xffffff; }
+  __device__ __forceinline__ uint32_t product() const { return rows() * tasks(); }
+};
 
 // Both field by field as in mqa/cuda/sm90.py. Strides are in elements.
 struct DenseMetadata {
+  static constexpr int kUnit = 1;
+
   const int32_t* start;
   const int32_t* end;
   int32_t* cuts;
@@ -34,18 +50,29 @@ struct DenseMetadata {
   int32_t parts;
 
   __device__ __forceinline__ int groups() const { return ceil_div(rows, block); }
-  __device__ __forceinline__ Weights weights(int index) const {
-    const Windows windows{start, end, start_stride, end_stride, rows, tokens};
-    const int count = min(block, rows - index * block);
-    return {1, count, hull_of_block(windows, block, index).splits(kScheduleSplit)};
+  // Of every kMetadataThreads'th group from `first` on, below `end`.
+  __device__ __forceinline__ void weigh(uint32_t first,
+                                        uint32_t end,
+                                        Load (&loads)[kEach]) const {
+    const Windows windows{start, this->end, start_stride, end_stride, rows, tokens};
+#pragma unroll 1
+    for (int i = 0; i < kEach; i++) {
+      const uint32_t group = first + i * kMetadataThreads;
+      const int count = group < end ? min(block, rows - static_cast<int>(group) * block) : 0;
+      loads[i] = count == 0 ? Load{}
+                            : Load::of(count, hull_of_block(windows, block, group)
+                                                  .splits(kScheduleSplit));
+    }
   }
   // First coordinate of a group's tasks, of those of the one after it, of the end.
-  __device__ __forceinline__ int place(int index) const { return index; }
-  __device__ __forceinline__ int next_place(int index) const { return index + 1; }
+  __device__ __forceinline__ int place(int group) const { return group; }
+  __device__ __forceinline__ int next_place(int group, Load) const { return group + 1; }
   __device__ __forceinline__ int end_place() const { return groups(); }
 };
 
 struct PagedMetadata {
+  static constexpr int kUnit = 64;
+
   const int32_t* lens;
   const int32_t* indices;  // or null
   int32_t* cuts;
@@ -53,80 +80,128 @@ struct PagedMetadata {
   int64_t lens_row_stride;
   int64_t indices_stride;
   int64_t cuts_stride;
-  int32_t rows;
+  int32_t requests;
   int32_t next_n;
+  int32_t per_request;
   int32_t parts;
 
   __device__ __forceinline__ Groups grouping() const {
-    return {indices, indices_stride, rows, next_n};
+    return {indices, indices_stride, requests, next_n, per_request};
+  }
+  __device__ __forceinline__ Lens all() const {
+    return {lens, lens_request_stride, lens_row_stride, requests * next_n, next_n, 0x7fffffff, false};
   }
   __device__ __forceinline__ int groups() const { return grouping().count(); }
-  __device__ __forceinline__ Weights weights(int index) const {
-    const Group group = grouping()[index];
-    if (group.rows == 0) return {};
-    const Lens all{lens, lens_request_stride, lens_row_stride, rows, next_n, 0x7fffffff, false};
-    return {1, group.rows, hull_of_rows(all, group.row, group.rows).splits(kScheduleSplit)};
+
+  // Loads of all groups are on their way at once. Groups from `end` on exist, or nearly: their
+  // numbers are cut.
+  __device__ __forceinline__ void weigh(uint32_t first,
+                                        uint32_t end,
+                                        Load (&loads)[kEach]) const {
+    if (indices != nullptr) {
+      weigh_runs(first, end, loads);
+      return;
+    }
+    Group group[kEach];
+    int longest[kEach] = {};
+#pragma unroll
+    for (int i = 0; i < kEach; i++)
+      group[i] = grouping()[min(first + i * kMetadataThreads, end - 1)];
+#pragma unroll 4
+    for (int j = 0; j < min(next_n, kGroupRows); j++)
+#pragma unroll
+      for (int i = 0; i < kEach; i++)
+        longest[i] = max(longest[i], all().at(group[i].request,
+                                              group[i].first + min(j, group[i].rows - 1)));
+#pragma unroll
+    for (int i = 0; i < kEach; i++)
+      loads[i] = first + i * kMetadataThreads < end
+                     ? Load::of(group[i].rows, Hull{0, longest[i]}.splits(kScheduleSplit))
+                     : Load{};
   }
-  __device__ __forceinline__ int place(int index) const { return grouping().row_of(index); }
-  __device__ __forceinline__ int next_place(int index) const {
-    const Group group = grouping()[index];
-    return group.row + group.rows;
+
+  // Of runs of equal indices. A warp has 32 rows from a multiple of 8 on, and looks at them together.
+  __device__ __forceinline__ void weigh_runs(uint32_t first,
+                                             uint32_t end,
+                                             Load (&loads)[kEach]) const {
+    const int lane = threadIdx.x % kWarpSize;
+    int index[kEach], longest[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; i++) {
+      const uint32_t row = min(first + i * kMetadataThreads, end - 1);
+      index[i] = indices[row * indices_stride];
+      longest[i] = all().at(row, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; i++) {
+      const bool exists = first + i * kMetadataThreads < end;
+      const int lower = __shfl_up_sync(kAllLanes, index[i], 1);
+      const bool starts = lane % kGroupRows == 0 || !exists || index[i] != lower;
+      // This lane's run ends before the next start.
+      const uint32_t later = __ballot_sync(kAllLanes, starts) >> lane >> 1;
+      const int rows = later != 0 ? __ffs(later) : kWarpSize - lane;
+#pragma unroll
+      for (int step = 1; step < kGroupRows; step *= 2) {
+        const int other = __shfl_down_sync(kAllLanes, longest[i], step);
+        if (step < rows) longest[i] = max(longest[i], other);
+      }
+      loads[i] = exists && starts ? Load::of(rows, Hull{0, longest[i]}.splits(kScheduleSplit))
+                                  : Load{};
+    }
   }
-  __device__ __forceinline__ int end_place() const { return rows; }
+
+  __device__ __forceinline__ int place(int group) const { return grouping().row_of(group); }
+  __device__ __forceinline__ int next_place(int group, Load load) const {
+    return place(group) + static_cast<int>(load.rows());
+  }
+  __device__ __forceinline__ int end_place() const { return requests * next_n; }
 };
 
 struct MetadataStorage {
-  int64_t begins[kRound];  // weight before each group of a round, from the round's first on
-  int64_t sums[kEach * kMetadataWarps];
-  int64_t round_total;
-  int64_t totals[kMetadataCtas];
+  Load loads[kRound];       // of a round
+  int64_t chunks[kChunks];  // what they weigh, 32 together
+  int64_t totals[kMetadataCtas][kMetadataWarps];  // of all rounds of each warp of the cluster
 };
 
-// Fills in begins and round_total for the groups from `first` on, below `end`.
+// Weighs the groups of a round, from `first` on, below `end`; returns what those of this warp weigh.
 template <typename Source>
-__device__ __forceinline__ void weigh_round(const Source& source,
-                                            int first,
-                                            int end,
-                                            MetadataStorage& storage) {
+__device__ __forceinline__ int64_t weigh_round(const Source& source,
+                                               uint32_t first,
+                                               uint32_t end,
+                                               MetadataStorage& storage) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  int64_t weights[kEach], sums[kEach];
+  Load loads[kEach];
+  source.weigh(first + threadIdx.x, end, loads);
+  int64_t sum = 0;
 #pragma unroll
   for (int i = 0; i < kEach; i++) {
-    const int64_t group = static_cast<int64_t>(first) + i * kMetadataThreads + threadIdx.x;
-    weights[i] = group < end ? source.weights(static_cast<int>(group)).total() : 0;
+    const uint32_t product = loads[i].product();
+    const uint32_t groups = __popc(__ballot_sync(kAllLanes, loads[i].rows() > 0));
+    // In two halves, so that no sum of 32 overflows.
+    const int64_t low = __reduce_add_sync(kAllLanes, product & 0xffff);
+    const int64_t high = __reduce_add_sync(kAllLanes, product >> 16);
+    const int64_t weight = groups + Source::kUnit * (low + (high << 16));
+    storage.loads[i * kMetadataThreads + threadIdx.x] = loads[i];
+    if (lane == 0) storage.chunks[i * kMetadataWarps + warp] = weight;
+    sum += weight;
   }
-#pragma unroll
-  for (int i = 0; i < kEach; i++) {
-    sums[i] = inclusive_scan_by_warp(weights[i]);
-    if (lane == kWarpSize - 1) storage.sums[i * kMetadataWarps + warp] = sums[i];
-  }
-  __syncthreads();
-  if (warp == 0) {
-    int64_t own[kEach], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; i++)
-      own[i] = storage.sums[lane * kEach + i], sum += own[i];
-    int64_t before = inclusive_scan_by_warp(sum) - sum;
-    if (lane == kWarpSize - 1) storage.round_total = before + sum;
-#pragma unroll
-    for (int i = 0; i < kEach; i++)
-      storage.sums[lane * kEach + i] = before, before += own[i];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kEach; i++)
-    storage.begins[i * kMetadataThreads + threadIdx.x] =
-        storage.sums[i * kMetadataWarps + warp] + sums[i] - weights[i];
-  __syncthreads();
+  return sum;
 }
 
-// The last group of a round that begins at or before `into`: the one that holds it.
-__device__ __forceinline__ int holder(const MetadataStorage& storage, int64_t into) {
-  int low = 0;
+// What the lower CTAs of the cluster weigh, and all. By each warp.
+__device__ __forceinline__ void sum_totals(const MetadataStorage& storage,
+                                           int rank,
+                                           int64_t& before,
+                                           int64_t& total) {
+  constexpr int kLanes = kWarpSize / kMetadataCtas;  // of a CTA's totals
+  const int lane = threadIdx.x % kWarpSize;
+  int64_t own = 0;
 #pragma unroll
-  for (int step = kRound / 2; step > 0; step /= 2)
-    if (storage.begins[low + step] <= into) low += step;
-  return low;
+  for (int i = 0; i < kMetadataWarps / kLanes; i++)
+    own += storage.totals[lane / kLanes][i * kLanes + lane % kLanes];
+  const int64_t inclusive = inclusive_scan_by_warp(own);
+  total = __shfl_sync(kAllLanes, inclusive, kWarpSize - 1);
+  before = rank == 0 ? 0 : __shfl_sync(kAllLanes, inclusive, rank * kLanes - 1);
 }
 
 template <typename Source>
@@ -135,26 +210,63 @@ __device__ __forceinline__ void write_cut(const Source& source, int index, int f
   source.cuts[index * source.cuts_stride + 1] = split;
 }
 
-// The cuts that lie in the round from group `first` on, which begins at weight `before`.
+// Writes cut `index`, which lies at weight `into` of a chunk. By a warp.
 template <typename Source>
-__device__ __forceinline__ void cut_round(const Source& source,
-                                          int first,
-                                          int64_t before,
-                                          int64_t total,
-                                          const MetadataStorage& storage) {
+__device__ __forceinline__ void write_cut_in(
+    const Source& source, int index, int first, int64_t into, const Load* chunk) {
+  const int lane = threadIdx.x % kWarpSize;
+  const Load load = chunk[lane];
+  const Weights weights{1, Source::kUnit * static_cast<int>(load.rows()),
+                        static_cast<int>(load.tasks())};
+  const int64_t weight = load.rows() > 0 ? weights.total() : 0;
+  const int64_t begin = inclusive_scan_by_warp(weight) - weight;
+  if (into < begin || into >= begin + weight) return;
+  const int group = first + lane, task = weights.first_task(into - begin);
+  if (task > 0 && task >= weights.tasks) {
+    write_cut(source, index, source.next_place(group, load), 0);
+  } else {
+    write_cut(source, index, source.place(group), task);
+  }
+}
+
+// The cuts that lie in the round from group `first` on, which begins at weight `before`; returns what
+// the round weighs. Cuts that lie close together go to different warps.
+template <typename Source>
+__device__ __forceinline__ int64_t cut_round(const Source& source,
+                                             int first,
+                                             int64_t before,
+                                             int64_t total,
+                                             const MetadataStorage& storage) {
+  constexpr int kOfLane = kChunks / kWarpSize;
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  int64_t chunks[kOfLane], sum = 0;
+#pragma unroll
+  for (int i = 0; i < kOfLane; i++)
+    chunks[i] = storage.chunks[lane * kOfLane + i], sum += chunks[i];
+  const int64_t inclusive = inclusive_scan_by_warp(sum);
+  const int64_t weight = __shfl_sync(kAllLanes, inclusive, kWarpSize - 1);
 #pragma unroll 1
-  for (int i = threadIdx.x; i <= source.parts; i += kMetadataThreads) {
-    const int64_t into = share(total, i, source.parts) - before;
-    if (into < 0 || into >= storage.round_total) continue;
-    const int at = holder(storage, into), group = first + at;
-    const Weights weights = source.weights(group);
-    const int task = weights.first_task(into - storage.begins[at]);
-    if (task > 0 && task >= weights.tasks) {
-      write_cut(source, i, source.next_place(group), 0);
-    } else {
-      write_cut(source, i, source.place(group), task);
+  for (int base = warp; base <= source.parts; base += kMetadataThreads) {
+    const int mine = base + lane * kMetadataWarps;
+    const int64_t target = mine <= source.parts ? share(total, mine, source.parts) - before : -1;
+    uint32_t found = __ballot_sync(kAllLanes, target >= 0 && target < weight);
+#pragma unroll 1
+    for (; found != 0; found &= found - 1) {
+      const int holder = __ffs(found) - 1;
+      const int64_t into = __shfl_sync(kAllLanes, target, holder);
+      // The last chunk that begins at or before it holds it: the others of this lane's come before.
+      int64_t begin = inclusive - sum;
+      int chunk = lane * kOfLane;
+#pragma unroll
+      for (int i = 0; i < kOfLane - 1; i++)
+        if (begin + chunks[i] <= into && chunk == lane * kOfLane + i) begin += chunks[i], chunk++;
+      const int at = __ffs(__ballot_sync(kAllLanes, into < inclusive)) - 1;
+      begin = __shfl_sync(kAllLanes, begin, at), chunk = __shfl_sync(kAllLanes, chunk, at);
+      write_cut_in(source, base + holder * kMetadataWarps, first + chunk * kWarpSize, into - begin,
+                   storage.loads + chunk * kWarpSize);
     }
   }
+  return weight;
 }
 
 template <typename Source>
@@ -164,36 +276,34 @@ __global__ void __cluster_dims__(kMetadataCtas, 1, 1) __launch_bounds__(kMetadat
   ptx::barrier_cluster_arrive_relaxed();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  const int rank = ptx::cluster_ctarank(), groups = source.groups();
-  const int stretch = ceil_div(groups, kMetadataCtas);
-  const int begin = min(static_cast<int64_t>(rank) * stretch, static_cast<int64_t>(groups));
-  const int end = min(static_cast<int64_t>(begin) + stretch, static_cast<int64_t>(groups));
+  const int rank = ptx::cluster_ctarank(), lane = threadIdx.x % kWarpSize;
+  const int64_t groups = source.groups();
+  // Whole chunks, so that a warp's groups begin at a multiple of 8.
+  const int64_t stretch = (groups + kMetadataCtas * kWarpSize - 1) / (kMetadataCtas * kWarpSize) *
+                          kWarpSize;
+  const int64_t begin = min(rank * stretch, groups), end = min(begin + stretch, groups);
 
   int64_t own = 0;
 #pragma unroll 1
-  for (int64_t first = begin; first < end; first += kRound) {
-    weigh_round(source, first, end, storage);
-    own += storage.round_total;
-    __syncthreads();
-  }
+  for (int64_t first = begin; first < end; first += kRound)
+    own += weigh_round(source, first, end, storage);
   __syncwarp();
   ptx::barrier_cluster_wait();
-  if (threadIdx.x < kMetadataCtas)
-    ptx::st_shared_cluster(ptx::mapa(ptx::shared_address(&storage.totals[rank]), threadIdx.x), own);
+  if (lane < kMetadataCtas)
+    ptx::st_shared_cluster(
+        ptx::mapa(ptx::shared_address(&storage.totals[rank][threadIdx.x / kWarpSize]), lane), own);
   ptx::barrier_cluster();
-  int64_t before = 0, total = 0;
-#pragma unroll
-  for (int i = 0; i < kMetadataCtas; i++) {
-    if (i == rank) before = total;
-    total += storage.totals[i];
-  }
+  int64_t before, total;
+  sum_totals(storage, rank, before, total);
 
 #pragma unroll 1
   for (int64_t first = begin; first < end; first += kRound) {
-    if (stretch > kRound) weigh_round(source, first, end, storage);  // else it is still there
-    cut_round(source, first, before, total, storage);
-    before += storage.round_total;
-    __syncthreads();
+    if (stretch > kRound) {  // else it is still there
+      __syncthreads();
+      weigh_round(source, first, end, storage);
+      __syncthreads();
+    }
+    before += cut_round(source, first, before, total, storage);
   }
   if (rank == 0)
     for (int i = threadIdx.x; i <= source.parts; i += kMetadataThreads)

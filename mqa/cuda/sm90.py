@@ -12,8 +12,15 @@ from torch import Tensor
 
 from mqa import devices
 from mqa.cuda import driver
-from mqa.cuda.plan import Kernel, Plan, Scalar, Struct
-from mqa.cuda.sm90_paged import PAGE_SIZES, paged_addresses, paged_facts, paged_kernels, paged_plan
+from mqa.cuda.plan import WARP, Kernel, Plan, Scalar, Struct
+from mqa.cuda.sm90_paged import (
+    PAGE_SIZES,
+    groups_of_request,
+    paged_addresses,
+    paged_facts,
+    paged_kernels,
+    paged_plan,
+)
 from mqa.cuda.sm90_tiles import (
     CXX,
     ELEMENTS,
@@ -24,6 +31,7 @@ from mqa.cuda.sm90_tiles import (
     THREADS,
     Tiles,
     barriers,
+    in_turn,
     k_swizzle,
     no_q,
     q_addresses,
@@ -31,7 +39,6 @@ from mqa.cuda.sm90_tiles import (
     q_scalars,
     row_bytes,
     strides,
-    with_most_stages,
 )
 from mqa.cuda.tensor_map import ADDRESS_BYTES, TensorMap
 from mqa.formats.kv_cache import SCALE_BYTES
@@ -45,7 +52,7 @@ def tiles(heads: int, dim: int, elements: str = "Fp8") -> Tiles:
     """What measured best (see docs/performance.md)."""
     if elements == "Fp8":
         return Tiles(heads, dim, 128 if dim == 128 else 512, 4)
-    return with_most_stages(heads, dim, 128 if dim == 128 else 256, OWN_COLUMNS, elements)
+    return in_turn(heads, dim, OWN_COLUMNS, elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +120,8 @@ def dense_plan(facts: DenseFacts) -> Plan:
         shared_bytes=t.shared_bytes,
         maps=maps,
         struct=_dense_arguments(facts, t),
-        barriers=barriers(t),
+        # 1 arrival, and the scales' bytes too, where these come in bulk.
+        barriers=barriers(t, 1 + WARP, t.k_bytes),
     )
 
 
@@ -191,8 +199,9 @@ def paged_metadata_plan(
         Scalar("lens_row_stride", "q", lens_strides[1]),
         Scalar("indices_stride", "q", indices_stride or 0),
         Scalar("cuts_stride", "q", out_stride),
-        Scalar("rows", "i", requests * next_n),
+        Scalar("requests", "i", requests),
         Scalar("next_n", "i", next_n),
+        Scalar("per_request", "i", groups_of_request(next_n)),
         Scalar("parts", "i", parts),
     )
     struct = Struct(("lens", "" if indices_stride is None else "indices", "out"), scalars)

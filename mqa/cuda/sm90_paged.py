@@ -15,6 +15,7 @@ from mqa.cuda.sm90_tiles import (
     THREADS,
     Tiles,
     barriers,
+    in_turn,
     k_swizzle,
     no_q,
     q_addresses,
@@ -22,7 +23,6 @@ from mqa.cuda.sm90_tiles import (
     q_scalars,
     row_bytes,
     strides,
-    with_most_stages,
 )
 from mqa.cuda.tensor_map import TensorMap
 from mqa.formats.kv_cache import SCALE_BYTES
@@ -36,15 +36,16 @@ _INT32_MAX = 2**31 - 1
 @functools.cache
 def paged_tiles(heads: int, dim: int, group_rows: int, elements: str = "Fp8") -> Tiles:
     """For groups of at most `group_rows` rows: the fewest columns that hold one."""
-    wanted = max(heads, 64), 128
+    wanted = max(heads, 64), 128, 256
     columns = next((size for size in wanted if group_rows * heads <= size), OWN_COLUMNS)
-    if elements != "Fp8":
-        rows = 128 if dim == 128 and columns == OWN_COLUMNS else 256
-        return with_most_stages(heads, dim, rows, columns, elements)
-    if columns == OWN_COLUMNS:
-        return Tiles(heads, dim, *((128, 4) if dim == 128 else (256, 8)), columns)
-    stages = 8 if dim < 128 else 6 if columns == 64 else 5
-    return Tiles(heads, dim, 256, stages, columns)
+    if columns < OWN_COLUMNS or elements != "Fp8":
+        return in_turn(heads, dim, columns, elements)
+    return Tiles(heads, dim, *((128, 4) if dim == 128 else (256, 8)), columns)
+
+
+def groups_of_request(next_n: int) -> int:
+    """Groups that the rows of a request are cut into."""
+    return -(-next_n // GROUP)
 
 
 @functools.cache
@@ -118,7 +119,7 @@ def paged_plan(facts: PagedFacts) -> Plan:
         shared_bytes=t.shared_bytes,
         maps=(k,) if t.converted else (q, k),
         struct=_paged_arguments(facts, t),
-        barriers=barriers(t),
+        barriers=barriers(t, 1, t.k_bytes + t.stage_rows * SCALE_BYTES),
     )
 
 
@@ -144,10 +145,12 @@ def _paged_arguments(facts: PagedFacts, t: Tiles) -> Struct:
             Scalar("schedule_column_stride", "q", facts.schedule_strides[1]),
             Scalar("logits_stride", "q", facts.logits_stride),
             Scalar("rows", "i", facts.requests * facts.next_n),
+            Scalar("requests", "i", facts.requests),
             Scalar("next_n", "i", facts.next_n),
+            Scalar("groups_of_request", "i", groups_of_request(facts.next_n)),
             Scalar("limit", "i", limit),
             Scalar("pages", "i", facts.pages),
-            Scalar("page_rows", "i", facts.page_rows),
+            Scalar("page_shift", "i", facts.page_rows.bit_length() - 1),
             Scalar("width", "i", facts.width),
             Scalar("last_only", "?", facts.last_only),
             Scalar("weights_are_bf16", "?", facts.bf16_weights),

@@ -23,6 +23,7 @@ OWN_COLUMNS = 512
 """Columns (row, head) of a block of which each math warpgroup has 128 of its own."""
 TILE_ROWS = 64
 FILL_BYTES = 8192
+PAGES_BYTES = WARP * 16
 FEEDING_WARPS = 3
 
 
@@ -56,7 +57,8 @@ class Tiles:
 
     @property
     def sets(self) -> int:
-        return 4 if self.columns == OWN_COLUMNS else 1
+        """Of at most 128 columns, each the work of one, two or four math warpgroups."""
+        return max(self.columns // 128, 1)
 
     @property
     def row_bytes(self) -> int:
@@ -84,7 +86,7 @@ class Tiles:
         per_block = 2 * (self.columns * 4 + self.block * 16 + 20 + self.sets * 16)
         barriers = 8 * (2 * 2 + 2 * self.stages)
         cuts = 8 * (THREADS // WARP) + 2 * 8 + FEEDING_WARPS * (2 * 8 + WARP * 12) + 2 * 4
-        return _aligned(rings + FILL_BYTES + scales + per_block + barriers + cuts, 1024)
+        return _aligned(rings + FILL_BYTES + PAGES_BYTES + scales + per_block + barriers + cuts, 1024)
 
 
 ELEMENTS: dict[Format, str] = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4"}
@@ -131,13 +133,12 @@ def no_q(t: Tiles) -> tuple[Scalar, ...]:
 
 
 @functools.cache
-def barriers(t: Tiles) -> tuple[Barrier, ...]:
+def barriers(t: Tiles, k_arrivals: int, k_bytes: int) -> tuple[Barrier, ...]:
     return (
         Barrier("q_full", 2 + WARP, t.q_bytes),
         Barrier("q_empty", MATH_WARPS),
-        # In dense calls 1 arrival, and the scales' bytes too, where the scales come in bulk.
-        Barrier("k_full", 1 + WARP, t.k_bytes),
-        Barrier("k_empty", MATH_WARPS),
+        Barrier("k_full", k_arrivals, k_bytes),
+        Barrier("k_empty", MATH_WARPS // 4 if t.converted else MATH_WARPS * t.sets // 4),
     )
 
 
@@ -146,9 +147,14 @@ def row_bytes(elements: str, dim: int) -> int:
     return dim // 2 if elements == "Mxfp4" else dim
 
 
-def with_most_stages(heads: int, dim: int, stage_rows: int, columns: int, elements: str) -> Tiles:
-    """As many stages as fit, up to 8."""
-    every = (Tiles(heads, dim, stage_rows, n, columns, elements) for n in range(8, 0, -1))
+TURN_BYTES, TURN_STAGES = 8192, 20
+"""Of the keys of a stage, and of stages, where math warpgroups take stages in turn."""
+
+
+def in_turn(heads: int, dim: int, columns: int, elements: str) -> Tiles:
+    """Tiles whose stages are each the work of one warpgroup, or of half of them: many small ones."""
+    rows = TURN_BYTES // row_bytes(elements, dim)
+    every = (Tiles(heads, dim, rows, n, columns, elements) for n in range(TURN_STAGES, 0, -1))
     return next(t for t in every if t.shared_bytes <= MAX_SHARED_BYTES)
 
 

@@ -7,9 +7,11 @@ one of its splits, 256 KV tokens; tasks are in lexicographic order. A schedule i
 where the first and the last cut count as minus and plus infinity. `first` is the query block of a
 dense task and the group's first row of a paged one.
 
-A group of R rows and T tasks weighs 1 + R * T; the 1 belongs to its first task, and an empty
-group still has it. Fresh cut i is the first task that begins at or after weight
-floor(i * total / M), so no SM's weight exceeds ceil(total / M) plus the heaviest task.
+A group of R rows and T tasks weighs 1 + u * R * T, where u is 1 in dense calls and 64 in paged
+ones; the 1 belongs to its first task, and an empty group still has it. A task of one row reads its
+keys for about as long as it takes to look past 64 empty groups, and engines pad batches with many.
+Fresh cut i is the first task that begins at or after weight floor(i * total / M), so no SM's
+weight exceeds ceil(total / M) plus the heaviest task.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ SPLIT = 256
 """KV tokens of a task."""
 GROUP = 8
 """Most rows of a group in a paged call."""
+PAGED_UNIT = 64
+"""Weight of a paged task for each of its rows; an empty group weighs 1."""
 
 
 class Group(NamedTuple):
@@ -53,12 +57,12 @@ def dense_metadata(
     start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, num_sms: int
 ) -> Tensor:
     """Cut points int32 [num_sms + 1, 2] for windows `start`, `end` int32 [S]."""
-    return _cut_points(_dense(start, end, num_kv_tokens, num_heads), num_sms)
+    return _cut_points(_dense(start, end, num_kv_tokens, num_heads), 1, num_sms)
 
 
 def paged_metadata(context_lens: Tensor, num_sms: int, indices: Tensor | None = None) -> Tensor:
     """Cut points int32 [num_sms + 1, 2] for int32 lens [B, next_n], or [B] as next_n = 1."""
-    return _cut_points(_paged(context_lens, indices), num_sms)
+    return _cut_points(_paged(context_lens, indices), PAGED_UNIT, num_sms)
 
 
 def dense_groups(start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int) -> list[Group]:
@@ -129,16 +133,17 @@ def _padded(values: Tensor, padding: int, fill: int) -> Tensor:
     return torch.cat((values, values.new_full((padding,), fill)))
 
 
-def _cut_points(groups: _Groups, num_sms: int) -> Tensor:
+def _cut_points(groups: _Groups, unit: int, num_sms: int) -> Tensor:
     # Positions that start no group weigh nothing, so a search for the last position at or before
     # a weight always lands on the start of a group, or on the end.
     rows, group_tasks, span = (_padded(column, 1, 1) for column in groups)
-    weight = torch.where(groups.rows > 0, 1 + groups.rows * groups.tasks, 0)
+    weight = torch.where(groups.rows > 0, 1 + unit * groups.rows * groups.tasks, 0)
     before = torch.cat((weight.new_zeros(1), weight.cumsum(0)))
     target = torch.arange(num_sms + 1, device=weight.device) * before[-1] // num_sms
     first = torch.searchsorted(before, target, right=True) - 1
     into = target - before[first]
-    split = torch.where(into > 0, ((into + rows[first] - 2) // rows[first]).clamp(min=1), 0)
+    step = unit * rows[first]
+    split = torch.where(into > 0, ((into + step - 2) // step).clamp(min=1), 0)
     over = (split > 0) & (split >= group_tasks[first])
     first = torch.where(over, first + span[first], first)
     return torch.stack((first, torch.where(over, 0, split)), dim=1).int()

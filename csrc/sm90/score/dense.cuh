@@ -46,7 +46,7 @@ struct Dense {
   using Logit = typename Tiling::Logit;
   using Storage = typename Tiling::Storage;
   using StageRing = typename Tiling::StageRing;
-  static constexpr int kMathRegisters = 112;
+  static constexpr int kMathRegisters = Tiling::Format::kConverted ? 104 : 112;
   static constexpr int kAutoSplit = 128;  // tokens of a task where no schedule is given
   static constexpr auto kBlock = Tiling::kBlock;
   static constexpr auto kRows = Tiling::kRows;
@@ -81,7 +81,7 @@ struct Dense {
   }
 
   static __device__ __forceinline__ Hull hull(const Arguments& args, int block) {
-    constexpr int kAtOnce = Tiling::Format::kConverted ? 4 : 8;  // all that registers allow
+    constexpr int kAtOnce = 4;  // all that registers allow
     return hull_of_block<kAtOnce>(windows(args), kBlock, block);
   }
 
@@ -97,6 +97,7 @@ struct Dense {
     return {tasks > 0 ? 1 + counted : 1, counted, tasks};
   }
 
+  static __device__ __forceinline__ void prefetch(const Arguments&) {}
   static __device__ __forceinline__ void narrow(const Arguments&, Storage&) {}
 
   // Blocks of a range.
@@ -110,13 +111,22 @@ struct Dense {
   // Of the block that this lane looks at.
   static __device__ __forceinline__ Found find(const Arguments& args,
                                                const Cut (&range)[2],
-                                               int block) {
-    return Range<Tiling, Dense>::part_of(args, range, block, kBlock, hull(args, block));
+                                               int base) {
+    const Hull tokens = hull(args, base + threadIdx.x % kWarpSize);
+    return Range<Tiling, Dense>::part_of(args, range, base + ptx::lane_read_anew(), kBlock, tokens);
   }
 
   static __device__ __forceinline__ Task task(const Arguments& args, Found found, int block) {
     return {block * kBlock, args.rows - block * kBlock, found.first, found.length};
   }
+
+  // Where the lookout for blocks begins while the schedule is on its way.
+  static __device__ __forceinline__ int likely_block(const Arguments& args) {
+    return groups(args) / gridDim.x * blockIdx.x;
+  }
+
+  struct Place {};
+  static __device__ __forceinline__ Place look_up(const Arguments&, const Task&) { return {}; }
 
   // Whether scales come by bulk copies, which want contiguous, 16-byte-aligned memory. Pieces start
   // at multiples of 4 tokens.
@@ -133,6 +143,7 @@ struct Dense {
   static __device__ __forceinline__ void load_k(const ptx::TensorMap& k_map,
                                                 const Arguments& args,
                                                 const Task& task,
+                                                Place,
                                                 StageRing& ring,
                                                 Storage& shared) {
     const bool bulk = bulk_scales(args);

@@ -23,7 +23,8 @@ struct Epilogue {
   // One thread's part of a warpgroup's columns, 2 of every 8, and of its results.
   struct Thread {
     float kept[kKeepWeights ? kColumns / 4 : 1];
-    const float* weights;  // in shared memory
+    const float* weights;    // in shared memory
+    const Columns* columns;  // of each set
     int tile_row;          // of a tile's 64 keys, the one whose logits this thread stores
     const Row* rows;       // of those logits
 
@@ -39,6 +40,7 @@ struct Epilogue {
                                                      Thread& thread) {
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
     thread.weights = shared.weights[stage] + columns + lane % 4 * 2;
+    thread.columns = shared.columns[stage];
     if constexpr (kKeepWeights) load_weights(thread.weights, thread.kept);
     const int row = columns / kHeads + (kRows > 1 ? lane / 2 % 2 * kOutputs : 0);
     thread.rows = &shared.rows[stage][row];
@@ -112,7 +114,7 @@ struct Epilogue {
 
   // The same where every row has the token. Addresses stay in registers if there are few.
   struct WholeStore {
-    static constexpr bool kKeep = kOutputs <= 2 && Tiling::kProducts == 1;
+    static constexpr bool kKeep = kOutputs <= 2;
     const Row* rows;
     uint64_t at[kKeep ? kOutputs : 1];  // of this thread's key in the first tile
     int token;                          // that key

@@ -28,7 +28,8 @@ struct Feed {
 
   // What load, rows and weights do: for every block of this CTA's range that has tokens for it,
   // hand over this warp's part. They share the walk, so that its code is fetched once. Blocks are
-  // looked at a warp at a time: empty ones cost next to nothing.
+  // looked at a warp at a time: empty ones cost next to nothing. While a schedule is on its way they
+  // look at blocks that may turn out to be theirs, which brings the code and what it reads nearer.
   static __device__ __forceinline__ void feed(int warp,
                                               const ptx::TensorMap& q_map,
                                               const ptx::TensorMap& k_map,
@@ -37,43 +38,30 @@ struct Feed {
     // Kept in shared memory: these warps are short of registers.
     Cut(&range)[2] = shared.range[warp - kMathWarps];
     Found(&found)[kWarpSize] = shared.found[warp - kMathWarps];
-    {
-      Cut cuts[2];
-      Range<Tiling, Source>::find_range(args, shared, cuts);
-      if (threadIdx.x % kWarpSize == 0) range[0] = cuts[0], range[1] = cuts[1];
-      __syncwarp();
-    }
-    const int last = Source::last_block(args, range);
+    int base = -1;  // first of the blocks that this warp looks at; negative: the range is not known
     BlockRing ring;
     StageRing stages;
-    for (int base = Source::first_block(range); base <= last; base += kWarpSize) {
-      const int mine = base + static_cast<int>(threadIdx.x) % kWarpSize;
-      const Found own = mine <= last ? Source::find(args, range, mine) : Found{};
-      found[mine - base] = own;
-      __syncwarp();
-      uint32_t left = __ballot_sync(kAllLanes, own.length > 0);
-      for (; left != 0; left &= left - 1) {
-        const int lane = __ffs(left) - 1;
-        const Task task = Source::task(args, found[lane], base + lane);
-        wait_block(ring, shared);
-        if (warp == kLoadWarp) {
-          if constexpr (Tiling::Format::kConverted) {
-            // Math loads q itself.
-            ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_full[ring.stage]),
-                                    threadIdx.x % kWarpSize == 0);
-          } else {
-            load_q(q_map, task, ring, shared);
-          }
-          Source::load_k(k_map, args, task, stages, shared);
-        } else if (warp == kRowsWarp) {
-          describe_rows(args, task, ring, shared);
-        } else if (args.weights_are_bf16) {
-          load_bf16_weights(args, task.row, ring, shared);
-        } else {
-          load_f32_weights(args, task.row, ring, shared);
-        }
-        ring.advance();
+    if (args.schedule == nullptr) base = begin_range(args, shared, range);
+    while (true) {
+      // Opaque, or the compiler would make two copies of the code between.
+      const int guess = ptx::opaque(base < 0);
+      if (ptx::opaque(guess)) base = look_around(args, range);
+      if (base > Source::last_block(args, range)) {
+        if (guess) __syncthreads();
+        break;
       }
+      const int lane = threadIdx.x % kWarpSize;
+      Found own{};
+      if (base + lane <= Source::last_block(args, range)) own = Source::find(args, range, base);
+      found[lane] = own;
+      __syncwarp();
+      if (ptx::opaque(guess)) {
+        base = begin_range(args, shared, range);
+        continue;
+      }
+      hand_over(warp, __ballot_sync(kAllLanes, own.length > 0), base, q_map, k_map, args, ring, stages,
+                shared);
+      base += kWarpSize;
     }
     wait_block(ring, shared);
     if (warp == kRowsWarp && threadIdx.x % kWarpSize == 0) shared.piece[ring.stage] = Piece{};
@@ -83,6 +71,63 @@ struct Feed {
                                                   : kWarpSize;
     ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_full[ring.stage]),
                             threadIdx.x % kWarpSize < arrivals);
+  }
+
+  // Waits for this CTA's range, copies it, and returns its first block.
+  static __device__ __forceinline__ int begin_range(const Arguments& args,
+                                                    Storage& shared,
+                                                    Cut (&range)[2]) {
+    __syncthreads();
+    Cut cuts[2];
+    Range<Tiling, Source>::find_range(args, shared, cuts);
+    if (threadIdx.x % kWarpSize == 0) range[0] = cuts[0], range[1] = cuts[1];
+    __syncwarp();
+    return Source::first_block(range);
+  }
+
+  // Before that, all blocks are the range; returns one that is likely to be this CTA's.
+  static __device__ __forceinline__ int look_around(const Arguments& args, Cut (&range)[2]) {
+    if (threadIdx.x % kWarpSize == 0) range[0] = {0, 0}, range[1] = {Source::groups(args), 0};
+    __syncwarp();
+    return Source::likely_block(args);
+  }
+
+  // This warp's part of the blocks base + i that have bit i of `left` set.
+  static __device__ __forceinline__ void hand_over(int warp,
+                                                   uint32_t left,
+                                                   int base,
+                                                   const ptx::TensorMap& q_map,
+                                                   const ptx::TensorMap& k_map,
+                                                   const Arguments& args,
+                                                   BlockRing& ring,
+                                                   StageRing& stages,
+                                                   Storage& shared) {
+    for (; left != 0; left &= left - 1) {
+      const int lane = __ffs(left) - 1;
+      const Task task = Source::task(args, shared.found[warp - kMathWarps][lane], base + lane);
+      if (warp == kLoadWarp) {
+        const auto place = Source::look_up(args, task);
+        wait_block(ring, shared);
+        if constexpr (Tiling::Format::kConverted) {
+          // Math loads q itself.
+          ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_full[ring.stage]),
+                                  threadIdx.x % kWarpSize == 0);
+        } else {
+          load_q(q_map, task, ring, shared);
+        }
+        Source::load_k(k_map, args, task, place, stages, shared);
+      } else {
+        wait_block(ring, shared);
+        if (warp == kRowsWarp) {
+          describe_rows(args, task, ring, shared);
+        } else if (args.weights_are_bf16) {
+          load_bf16_weights(args, task.row, ring, shared);
+        } else {
+          load_f32_weights(args, task.row, ring, shared);
+        }
+      }
+      ring.advance();
+    }
   }
 
   // Waits until math is through with the block before the last one.
@@ -123,8 +168,9 @@ struct Feed {
     if (lane < kSets) shared.columns[ring.stage][lane] = columns;
     const int end = task.first + static_cast<int>(task.length);
     const bool used = max(columns.first, task.first) < min(columns.end, end);
-    Piece piece{task.first, task.length, 1, 0, task.row};
-    share_out(__ballot_sync(kAllLanes, used) & ((1 << kSets) - 1), piece);
+    Piece piece{task.first, task.length, Tiling::kTurns, 0, task.row};
+    const uint32_t sets = __ballot_sync(kAllLanes, used) & ((1 << kSets) - 1);
+    if constexpr (Tiling::kTurns == 1) share_out(sets, piece);
     if (lane == 0) shared.piece[ring.stage] = piece;
     ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_full[ring.stage]));
   }

@@ -13,13 +13,13 @@
 
 namespace mqa::sm90 {
 
-// Barriers and tensor maps, by one thread.
+// Barriers and tensor maps, by one thread, of another warp than those that read the schedule.
 template <typename Tiling>
 __device__ __forceinline__ void prepare(const ptx::TensorMap& q_map,
                                         const ptx::TensorMap& k_map,
                                         int k_arrivals,
                                         typename Tiling::Storage& shared) {
-  if (threadIdx.x != 0) return;
+  if (threadIdx.x != kWarpSize) return;
   ptx::prefetch_tensormap(&q_map);
   ptx::prefetch_tensormap(&k_map);
   for (int i = 0; i < 2; i++) {
@@ -28,7 +28,8 @@ __device__ __forceinline__ void prepare(const ptx::TensorMap& q_map,
   }
   for (int i = 0; i < Tiling::kStages; i++) {
     ptx::mbarrier_init(ptx::shared_address(&shared.k_full[i]), k_arrivals);
-    ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[i]), kMathWarps * ptx::kWarpArrivals);
+    ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[i]),
+                       Tiling::kReaderWarps * ptx::kWarpArrivals);
   }
   ptx::fence_mbarrier_init();
 }
@@ -45,11 +46,10 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
   prepare<Tiling>(q_map, k_map, Source::k_arrivals(args), shared);
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
+  Source::prefetch(args);
   if (args.schedule != nullptr) Range<Tiling, Source>::read_range(args, shared);
   if (Range<Tiling, Source>::range_by_all(args))
     Range<Tiling, Source>::find_range_by_all(args, shared);
-  __syncthreads();
-  Source::narrow(args, shared);
 
   // setmaxnreg hands out what the launch got: 96 registers a thread.
   constexpr int kMathRegisters = Source::kMathRegisters;
@@ -57,6 +57,8 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
   constexpr bool kHandOut = kMathRegisters != kOtherRegisters;
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   if (warp < kMathWarps) {
+    Source::narrow(args, shared);
+    __syncthreads();  // feed has looked around meanwhile
     if constexpr (kHandOut) ptx::setmaxnreg_inc<kMathRegisters>();
     Math<Tiling>::math(shared, [&](const Piece& piece, int buffer) {
       if constexpr (Tiling::Format::kConverted)
@@ -66,7 +68,10 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     if constexpr (kHandOut) ptx::setmaxnreg_dec<kOtherRegisters>();
     if (warp != kCleanWarp) {
       Feed<Tiling, Source>::feed(warp, q_map, k_map, args, shared);
-    } else if (args.clean) {
+      return;
+    }
+    __syncthreads();
+    if (args.clean) {
       clean_rows(Source::logits(args), Source::windows(args), blockIdx.x, gridDim.x, shared.fill);
     }
   }

@@ -94,7 +94,7 @@ struct Math {
   // One stage of which only tiles that have tokens and are this warpgroup's turn are done.
   static __device__ __forceinline__ void any_stage(
       Storage& shared, StageRing ring, uint32_t done, const Block& block, const Thread& thread) {
-    constexpr int kPair = Tiling::Format::kConverted ? 1 : 2;
+    constexpr int kPair = 2;
     static_assert(kTiles % kPair == 0, "tiles come in pairs");
     const Keys k = Tiles::keys(shared, ring.stage);
     const float* k_scales = shared.k_scale[ring.stage] + thread.tile_row;
@@ -121,6 +121,52 @@ struct Math {
     ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage]));
   }
 
+  // The stages of a piece where each warpgroup has columns of its own, or shares the tiles of each
+  // stage.
+  static __device__ __forceinline__ void every_stage(Storage& shared,
+                                                     StageRing& ring,
+                                                     const Block& block,
+                                                     const Thread& thread) {
+    for (uint32_t done = 0; done < Tiling::padded(block.length);) {
+      const uint32_t bodies = ring.stage % kAligned == 0 ? block.bodies(done) : 0;
+      if (bodies > 0) {
+        whole_stages(shared, ring, bodies, block.first + static_cast<int>(done), block, thread);
+        done += bodies * kBody;
+      } else {
+        any_stage(shared, ring, done, block, thread);
+        done += kStageRows;
+        ring.advance();
+      }
+    }
+  }
+
+  // Those that are this warpgroup's where several share its columns and take them in turn, the next one
+  // being that of turn `turn`.
+  static __device__ __forceinline__ void stages_in_turn(
+      Storage& shared, StageRing& ring, uint32_t& turn, const Block& block, const Thread& thread) {
+    const uint32_t stages = (block.length + kStageRows - 1) / kStageRows;
+    const uint32_t skipped = (block.turn - turn) % Tiling::kTurns;
+    StageRing mine = ring;
+    mine.advance(skipped);
+#pragma unroll 1
+    for (uint32_t done = skipped * kStageRows; done < block.length;
+         done += Tiling::kTurns * kStageRows) {
+      const Keys k = Tiles::keys(shared, mine.stage);
+      const float* k_scales = shared.k_scale[mine.stage] + thread.tile_row;
+      const int token = block.first + static_cast<int>(done) + thread.tile_row;
+      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_full[mine.stage]), mine.parity);
+#pragma unroll 1
+      for (int i = 0; i < kTiles && done + i * kTileRows < block.end; i++)
+        Tiles::tile(
+            block.q, Tiles::further(k, i), k_scales + i * kTileRows, thread, [] {},
+            TestedStore{thread.rows, token + i * kTileRows});
+      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[mine.stage]));
+      mine.advance(Tiling::kTurns);
+    }
+    ring.advance(stages);
+    turn = (turn + stages) % Tiling::kTurns;
+  }
+
   // A value that all lanes have, in a form that the compiler knows to be uniform.
   template <typename T>
   static __device__ __forceinline__ T uniform(T value) {
@@ -133,6 +179,7 @@ struct Math {
     const uint32_t group = uniform(threadIdx.x / 128);
     BlockRing blocks;
     StageRing stages;
+    uint32_t turn = 0;  // whose turn it is, where stages are taken in turn
     Thread thread;
     while (true) {
       ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[blocks.stage]), blocks.parity);
@@ -153,22 +200,15 @@ struct Math {
         return min(static_cast<uint32_t>(max(uniform(token) - block.first, 0)), limit);
       };
       block.begin = within(columns.first, block.length);
-      block.end = within(columns.end, block.length);
+      // Converted tiles look at each set themselves.
+      block.end = Tiling::Format::kConverted ? block.length : within(columns.end, block.length);
       block.whole_begin = within(columns.whole_first, block.length);
       block.whole_end = within(columns.whole_end, block.groups == 1 ? block.length : 0);
       Tiles::start_block(shared, blocks.stage, set * kColumns, thread);
-      for (uint32_t done = 0; done < Tiling::padded(block.length);) {
-        uint32_t bodies = 0;
-        if constexpr (Tiling::kSets > 1 && !Tiling::Format::kConverted)
-          if (stages.stage % kAligned == 0) bodies = block.bodies(done);
-        if (bodies > 0) {
-          whole_stages(shared, stages, bodies, block.first + static_cast<int>(done), block, thread);
-          done += bodies * kBody;
-        } else {
-          any_stage(shared, stages, done, block, thread);
-          done += kStageRows;
-          stages.advance();
-        }
+      if constexpr (Tiling::kTurns > 1) {
+        stages_in_turn(shared, stages, turn, block, thread);
+      } else {
+        every_stage(shared, stages, block, thread);
       }
       ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_empty[blocks.stage]));
       blocks.advance();

@@ -38,15 +38,20 @@ struct PagedArguments {
   int64_t schedule_column_stride;
   int64_t logits_stride;
   int32_t rows;
+  int32_t requests;
   int32_t next_n;
+  int32_t groups_of_request;
   int32_t limit;  // most tokens that a row may have: columns of the result and of the block table
   int32_t pages;
-  int32_t page_rows;
+  int32_t page_shift;  // log2 of a page's tokens
   int32_t width;
   bool last_only;  // lens are [B], of the last row of each request
   bool weights_are_bf16;
   bool clean;
 };
+
+// The scales of tokens without a page: zeros, like their values.
+static __device__ uint4 no_scales[256 / 4];
 
 template <typename Tiling>
 struct Paged {
@@ -54,18 +59,18 @@ struct Paged {
   using Logit = typename Tiling::Logit;
   using Storage = typename Tiling::Storage;
   using StageRing = typename Tiling::StageRing;
-  static constexpr int kMathRegisters = Tiling::kColumns < 128 ? 96 : 112;
+  static constexpr int kMathRegisters = Tiling::kBlockColumns < 128 ? 96 : Tiling::Format::kConverted ? 104 : 112;
   static constexpr int kAutoSplit = kScheduleSplit;  // tokens of a task where no schedule is given
   static constexpr auto kBlock = Tiling::kBlock;
   static constexpr auto kRowBytes = Tiling::kRowBytes;
   static constexpr auto kStageRows = Tiling::kStageRows;
   // Blocks of a group, which may have more rows than a block.
-  static constexpr int kParts = Tiling::kSets > 1 && kBlock < kGroupRows ? kGroupRows / kBlock : 1;
-  static constexpr int kLaneRows = kStageRows / kWarpSize;  // tokens of a stage that a lane loads
-  static_assert(kLaneRows % 4 == 0 && kLaneRows <= 8, "a lane's tokens lie in one page");
+  static constexpr int kParts = Tiling::kTurns == 1 && kBlock < kGroupRows ? kGroupRows / kBlock : 1;
+  static_assert(kStageRows / 8 <= kWarpSize, "a lane loads at most one page of a stage");
 
   // A block's part of a CTA's range.
   struct Task {
+    int request;
     int row;   // the first
     int rows;  // of the group, from it on
     int first;
@@ -83,7 +88,7 @@ struct Paged {
   }
 
   static __device__ __forceinline__ Groups grouping(const Arguments& args) {
-    return {args.indices, args.indices_stride, args.rows, args.next_n};
+    return {args.indices, args.indices_stride, args.requests, args.next_n, args.groups_of_request};
   }
 
   static __device__ __forceinline__ Logits<Logit> logits(const Arguments& args) {
@@ -98,23 +103,44 @@ struct Paged {
     return grouping(args).cut_of(entry);
   }
 
+  // Asks for what will be read later, one after the other, so that the waits overlap with that for the
+  // schedule: lens and indices of the first rows by every CTA, block tables by all together. By all
+  // threads; the last warp, which has the first rows, is not the one that reads the schedule.
+  static __device__ __forceinline__ void prefetch(const Arguments& args) {
+    const int row = kThreads - 1 - threadIdx.x;
+    if (row < args.rows) {
+      const int request = args.next_n == 1 ? row : row / args.next_n;
+      ptx::prefetch_l1(args.lens + request * args.lens_request_stride +
+                       (row - request * args.next_n) * args.lens_row_stride);
+      if (args.indices != nullptr) ptx::prefetch_l1(args.indices + row * args.indices_stride);
+    }
+    if (row >= kWarpSize) return;
+    constexpr int kLine = 128 / sizeof(int32_t);
+    const int lines = ceil_div(ceil_div(args.limit, 1 << args.page_shift), kLine);
+    const int line = row * gridDim.x + blockIdx.x, request = line / max(lines, 1);
+    if (request < args.requests)
+      ptx::prefetch_l2(args.table + request * args.table_row_stride +
+                       (line - request * lines) * kLine * args.table_column_stride);
+  }
+
   // What a group weighs where no schedule is given. Up to 3 sets of 64 columns are scored while
-  // their keys are read.
+  // their keys are read, in the time that it takes to look past a few dozen empty groups.
   static __device__ __forceinline__ Weights weigh(const Arguments& args, int index) {
     const Group group = grouping(args)[index];
     if (group.rows == 0) return {};
-    const Hull hull = hull_of_rows(windows(args), group.row, group.rows);
-    const int counted = max(ceil_div(group.rows * Tiling::kHeads, 64), 3);
+    const Hull hull = grouping(args).hull(windows(args), group, 0, group.rows);
+    const int counted = 16 * max(ceil_div(group.rows * Tiling::kHeads, 64), 3);
     const int tasks = hull.splits(kAutoSplit);
     return {tasks > 0 ? 1 + counted : 1, counted, tasks};
   }
 
-  // Moves the ends of a long range to the first and past the last group that has tokens. A schedule
-  // of another batch may give a CTA all groups, and warps get past 32 empty ones in the time that
-  // all threads need for 8 each.
+  // Moves the ends of a long range to the first and past the last group that has tokens, by the math
+  // threads. A schedule of another batch may give a CTA all groups, and warps get past 32 empty ones
+  // in the time that so many threads need for 8 each.
   static __device__ __forceinline__ void narrow(const Arguments& args, Storage& shared) {
     constexpr int kEach = 8;
     if (args.schedule == nullptr && groups(args) <= kWarpSize) return;  // found by each warp
+    ptx::bar_sync(kMathBarrier, kMathThreads);
     const Cut begin = shared.cuts.cuts[0], end = shared.cuts.cuts[1];
     if (end.block - begin.block <= 4 * kWarpSize) return;
     const Groups all = grouping(args);
@@ -124,29 +150,27 @@ struct Paged {
         end.block < all.count() ? min(all.row_of(end.block) + kGroupRows, args.rows) : args.rows;
     int first = args.rows, last = -1;
 #pragma unroll 1
-    for (int base = from + threadIdx.x; base < to; base += kEach * kThreads) {
+    for (int base = from + threadIdx.x; base < to; base += kEach * kMathThreads) {
 #pragma unroll
       for (int i = 0; i < kEach; i++) {
-        const int row = min(base + i * kThreads, to - 1);
+        const int row = min(base + i * kMathThreads, to - 1);
         if (!lens[row].empty()) first = min(first, row), last = max(last, row);
       }
     }
     if (threadIdx.x == 0) shared.used[0] = args.rows, shared.used[1] = -1;
-    __syncthreads();
+    ptx::bar_sync(kMathBarrier, kMathThreads);
     first = __reduce_min_sync(kAllLanes, first), last = __reduce_max_sync(kAllLanes, last);
     if (threadIdx.x % kWarpSize == 0 && last >= 0)
       atomicMin(&shared.used[0], first), atomicMax(&shared.used[1], last);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      const int low = all.with_row(shared.used[0]),
-                high = all.with_row(shared.used[1]) + kGroupRows;
-      if (shared.used[1] < 0)
-        shared.cuts.cuts[1] = begin;
-      else if (low > begin.block)
-        shared.cuts.cuts[0] = {low, 0};
-      if (shared.used[1] >= 0 && high < end.block) shared.cuts.cuts[1] = {high, 0};
-    }
-    __syncthreads();
+    ptx::bar_sync(kMathBarrier, kMathThreads);
+    if (threadIdx.x != 0) return;
+    const int low = all.with_row(shared.used[0]);
+    const int high = all.with_row(shared.used[1]) + kGroupRows;
+    if (shared.used[1] < 0)
+      shared.cuts.cuts[1] = begin;
+    else if (low > begin.block)
+      shared.cuts.cuts[0] = {low, 0};
+    if (shared.used[1] >= 0 && high < end.block) shared.cuts.cuts[1] = {high, 0};
   }
 
   // Blocks of a range.
@@ -159,90 +183,120 @@ struct Paged {
 
   static __device__ __forceinline__ Found find(const Arguments& args,
                                                const Cut (&range)[2],
-                                               int block) {
+                                               int base) {
+    const int block = base + threadIdx.x % kWarpSize;
     const Group group = grouping(args)[block / kParts];
     const int before = block % kParts * kBlock;
-    const int row = group.row + before, rows = min(group.rows - before, kBlock);
+    const int rows = min(group.rows - before, kBlock);
     if (rows <= 0) return {};
-    return Range<Tiling, Paged>::part_of(args, range, block / kParts, rows,
-                                         hull_of_rows(windows(args), row, rows));
+    const Hull hull = grouping(args).hull(windows(args), group, before, rows);
+    return Range<Tiling, Paged>::part_of(args, range, (base + ptx::lane_read_anew()) / kParts, rows,
+                                         hull);
   }
 
-  // The row of the block table that a row uses: its request's, or in varlen calls that of the first
-  // of the longest rows of its request. By a warp.
-  static __device__ __forceinline__ int table_row(const Arguments& args, int row) {
-    if (args.indices == nullptr) return row / args.next_n;
-    Lens uncut = windows(args);  // the longest is so before lens are cut
-    uncut.limit = 0x7fffffff;
-    return longest_of_run(grouping(args), uncut, row);
+  // Where the lookout for blocks begins while the schedule is on its way.
+  static __device__ __forceinline__ int likely_block(const Arguments& args) {
+    return groups(args) / gridDim.x * blockIdx.x * kParts;
   }
 
   static __device__ __forceinline__ Task task(const Arguments& args, Found found, int block) {
-    const int row = grouping(args).row_of(block / kParts) + block % kParts * kBlock;
-    return {row, found.rows, found.first, found.length};
+    const int group = block / kParts;
+    const int row = grouping(args).row_of(group) + block % kParts * kBlock;
+    return {grouping(args).request_of(group), row, found.rows, found.first, found.length};
+  }
+
+  // A request's row of the block table; in varlen calls that of the first of its longest rows. By a
+  // warp.
+  static __device__ __forceinline__ int table_row(const Arguments& args, int request) {
+    if (args.indices == nullptr) return request;
+    Lens uncut = windows(args);  // the longest is so before lens are cut
+    uncut.limit = 0x7fffffff;
+    return longest_of_run(grouping(args), uncut, request);
   }
 
   // Arrivals of load at k_full.
-  static __device__ __forceinline__ int k_arrivals(const Arguments&) { return 1 + kWarpSize; }
+  static __device__ __forceinline__ int k_arrivals(const Arguments&) { return 1; }
 
-  // The page that has `token`, -1 for none: of tokens from `end` on, and of numbers that name no
-  // page. The copy engine fills in zeros for it.
+  // What the block table says of `token`; -1 from `end` on. Nothing waits for it here.
   static __device__ __forceinline__ int page_of(const Arguments& args,
-                                                int table,
+                                                int row,
                                                 uint32_t token,
                                                 uint32_t end) {
     if (token >= end) return -1;
-    const int32_t page = args.table[table * args.table_row_stride +
-                                    token / args.page_rows * args.table_column_stride];
-    return static_cast<uint32_t>(page) < static_cast<uint32_t>(args.pages) ? page : -1;
+    return args.table[row * args.table_row_stride +
+                      (token >> args.page_shift) * args.table_column_stride];
   }
 
-  // The stages of a piece, then empty ones up to a multiple of kAligned. A lane loads the scales of
-  // its tokens, and the values of the page if its tokens are the first of that page in the stage.
+  // The row of the block table for a task, and what it says of this lane's first page.
+  struct Place {
+    int row;
+    int page;
+  };
+
+  static __device__ __forceinline__ Place look_up(const Arguments& args, const Task& task) {
+    const int row = table_row(args, task.request);
+    const uint32_t token = task.first + (threadIdx.x % kWarpSize << args.page_shift);
+    return {row, page_of(args, row, token, task.first + task.length)};
+  }
+
+  // The stages of a piece, then empty ones up to a multiple of kAligned. Lanes look up 32 pages
+  // together, and the next 32 while one of them, elected, loads these.
   static __device__ __forceinline__ void load_k(const ptx::TensorMap& k_map,
                                                 const Arguments& args,
                                                 const Task& task,
+                                                Place place,
                                                 StageRing& ring,
                                                 Storage& shared) {
-    const int lane = threadIdx.x % kWarpSize, box_rows = min(args.page_rows, kStageRows);
-    const bool leads = lane * kLaneRows % box_rows == 0;
-    const int table = table_row(args, task.row);
-    const uint32_t end = task.first + task.length;
-    uint32_t token = task.first + lane * kLaneRows;
-    int page = page_of(args, table, token, end);
-    for (uint32_t done = 0; done < Tiling::padded(task.length);
-         done += kStageRows, ring.advance()) {
-      // The next page's number is on its way while this stage waits.
-      const int next = page_of(args, table, token + kStageRows, end);
-      const uint32_t k_full = ptx::shared_address(&shared.k_full[ring.stage]);
-      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]), ring.parity ^ 1);
-      if (done < task.length) {
-        const int within = token % args.page_rows;
-        if (lane == 0) ptx::mbarrier_arrive_expect_tx(k_full, Tiling::kKBytes);
-        if (leads)
-          ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.k[ring.stage]) +
-                                                lane * kLaneRows * kRowBytes,
-                                            &k_map, 0, within, page, k_full);
-        load_scales(args, page, within, lane, ring.stage, shared);
-      } else {
-        ptx::mbarrier_arrive_if(k_full, lane == 0);
-      }
-      ptx::cp_async_mbarrier_arrive_noinc(k_full);
-      __syncwarp();  // or a lane could get two phases ahead of the others
-      token += kStageRows;
-      page = next;
+    uint32_t token = task.first + (threadIdx.x % kWarpSize << args.page_shift);  // of this lane's page
+    int page = place.page;
+    for (uint32_t done = 0; done < Tiling::padded(task.length);) {
+      const bool exists = static_cast<uint32_t>(page) < static_cast<uint32_t>(args.pages);
+      const unsigned char* scales =
+          args.cache + page * args.page_stride + (kRowBytes << args.page_shift);
+      if (!exists) scales = reinterpret_cast<const unsigned char*>(no_scales);
+      shared.pages[threadIdx.x % kWarpSize] = {scales, exists ? page : -1};
+      token += kWarpSize << args.page_shift;
+      page = page_of(args, place.row, token, task.first + task.length);
+      const uint32_t left = Tiling::padded(task.length) - done;
+      const uint32_t stages = min((left + kStageRows - 1) / kStageRows,
+                                  (kWarpSize << args.page_shift) / kStageRows);
+      __syncwarp();
+      if (ptx::elect_one()) load_stages(k_map, args, task, done, stages, ring, shared);
+      __syncwarp();
+      ring.advance(stages);
+      done += stages * kStageRows;
     }
   }
 
-  // Those of this lane's tokens; zeros where there is no page. They follow a page's values.
-  static __device__ __forceinline__ void load_scales(
-      const Arguments& args, int page, int within, int lane, int stage, Storage& shared) {
-    const unsigned char* source =
-        args.cache + max(page, 0) * args.page_stride + args.page_rows * kRowBytes + within * 4;
-    const uint32_t target = ptx::shared_address(&shared.k_scale[stage][lane * kLaneRows]);
-#pragma unroll
-    for (int i = 0; i < kLaneRows / 4; i++)
-      ptx::cp_async_16(target + i * 16, source + i * 16, page >= 0 ? 16 : 0);
+  // Stages of the pages in shared.pages, from the first on, by one thread.
+  static __device__ __forceinline__ void load_stages(const ptx::TensorMap& k_map,
+                                                     const Arguments& args,
+                                                     const Task& task,
+                                                     uint32_t done,
+                                                     uint32_t stages,
+                                                     StageRing ring,
+                                                     Storage& shared) {
+    const int page_rows = 1 << args.page_shift, rows = min(page_rows, kStageRows);
+#pragma unroll 1
+    for (uint32_t i = 0; i < stages * kStageRows; i += kStageRows, ring.advance()) {
+      const uint32_t k_full = ptx::shared_address(&shared.k_full[ring.stage]);
+      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]), ring.parity ^ 1);
+      if (done + i >= task.length) {
+        ptx::mbarrier_arrive(k_full);
+        continue;
+      }
+      ptx::mbarrier_arrive_expect_tx(k_full, Tiling::kKBytes + kStageRows * 4);
+      const int within = i & (page_rows - 1);
+      const Page* page = &shared.pages[i >> args.page_shift];
+#pragma unroll 1
+      for (int row = 0; row < kStageRows; row += rows, page++) {
+        ptx::cp_async_bulk_tensor_3d_load(
+            ptx::shared_address(shared.k[ring.stage]) + row * kRowBytes, &k_map, 0, within,
+            page->number, k_full);
+        ptx::cp_async_bulk_load(ptx::shared_address(&shared.k_scale[ring.stage][row]),
+                                page->scales + within * 4, rows * 4, k_full);
+      }
+    }
   }
 };
 

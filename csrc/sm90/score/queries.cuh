@@ -16,7 +16,6 @@ struct Queries {
   using Row = RowOf<Format, Tiling::kDim>;
   static constexpr auto kHeads = Tiling::kHeads;
   static constexpr auto kBlockColumns = Tiling::kBlockColumns;
-  static constexpr int kBarrier = 2;  // of the math threads
   static_assert(Tiling::kQBytes == ceil_div(Row::kSteps, 4) * kBlockColumns * 128, "whole panels");
 
   // Brings the columns of the rows from `row` on, by all math threads. Rows that do not exist become
@@ -27,7 +26,7 @@ struct Queries {
                                                int buffer,
                                                Storage& shared) {
     // With one buffer everybody has to be through with it; with two, all that met here last are.
-    if constexpr (Tiling::kQBuffers == 1) ptx::bar_sync(kBarrier, kMathThreads);
+    if constexpr (Tiling::kQBuffers == 1) ptx::bar_sync(kMathBarrier, kMathThreads);
     unsigned char* target = shared.q[buffer];
     const int c = threadIdx.x % 4;
 #pragma unroll 1
@@ -48,7 +47,7 @@ struct Queries {
       }
     }
     ptx::fence_proxy_async_shared();
-    ptx::bar_sync(kBarrier, kMathThreads);
+    ptx::bar_sync(kMathBarrier, kMathThreads);
   }
 
   static __device__ __forceinline__ void load(const unsigned char* source,

@@ -15,6 +15,7 @@ constexpr int kThreads = kMathThreads + kOtherThreads;
 constexpr int kLoadWarp = kMathWarps, kRowsWarp = kMathWarps + 1;
 constexpr int kWeightsWarp = kMathWarps + 2, kCleanWarp = kMathWarps + 3;
 constexpr int kFeedingWarps = 3;
+constexpr int kMathBarrier = 2;  // of the math threads
 constexpr int kTileRows = 64;  // of one wgmma
 
 // What math needs of a row: where token 0 of its window form lies, and which tokens to write.
@@ -29,7 +30,7 @@ struct alignas(16) Row {
 struct Piece {
   int32_t first;
   uint32_t length;
-  int32_t groups;  // sets of warpgroups that split the tiles: 1, 2 or 4; 0 ends the sequence
+  int32_t groups;  // sets of warpgroups that split the work: 1, 2 or 4; 0 ends the sequence
   int32_t base;    // which set of columns the first warpgroup has
   int32_t row;     // the block's first
 };
@@ -42,37 +43,18 @@ struct Found {
   int32_t rows;
 };
 
+// A page of a KV cache: its scales in global memory, and its number, -1 for none.
+struct alignas(16) Page {
+  const unsigned char* scales;
+  int32_t number;
+};
+
 // Tokens of the rows of a set of columns.
 struct alignas(16) Columns {
   int32_t first;  // [first, end): that some row has
   int32_t end;
   int32_t whole_first;  // [whole_first, whole_end): that every row has, so that nothing is tested
   int32_t whole_end;
-};
-
-template <int kQBuffers,
-          int kQBytes,
-          int kBlock,
-          int kBlockColumns,
-          int kSets,
-          int kStages,
-          int kStageRows,
-          int kRowBytes>
-struct SharedStorage {
-  alignas(1024) unsigned char q[kQBuffers][kQBytes];
-  alignas(1024) unsigned char k[kStages][kStageRows * kRowBytes];
-  FillStorage fill;
-  float weights[2][kBlockColumns];
-  float k_scale[kStages][kStageRows];
-  Row rows[2][kBlock];
-  Piece piece[2];
-  Columns columns[2][kSets];
-  uint64_t q_full[2], q_empty[2];
-  uint64_t k_full[kStages], k_empty[kStages];
-  CutStorage<kThreads> cuts;
-  Cut range[kFeedingWarps][2];  // each one's copy of [begin, end)
-  Found found[kFeedingWarps][kWarpSize];
-  int32_t used[2];  // first and last row of a range that have tokens
 };
 
 // Where a ring of stages stands.
@@ -90,10 +72,38 @@ struct Ring {
   }
 };
 
+template <int kQBuffers,
+          int kQBytes,
+          int kBlock,
+          int kBlockColumns,
+          int kSets,
+          int kStages,
+          int kStageRows,
+          int kRowBytes>
+struct SharedStorage {
+  alignas(1024) unsigned char q[kQBuffers][kQBytes];
+  alignas(1024) unsigned char k[kStages][kStageRows * kRowBytes];
+  FillStorage fill;
+  Page pages[kWarpSize];
+  float weights[2][kBlockColumns];
+  float k_scale[kStages][kStageRows];
+  Row rows[2][kBlock];
+  Piece piece[2];
+  Columns columns[2][kSets];
+  uint64_t q_full[2], q_empty[2];
+  uint64_t k_full[kStages], k_empty[kStages];
+  CutStorage<kThreads> cuts;
+  Cut range[kFeedingWarps][2];  // each one's copy of [begin, end)
+  Found found[kFeedingWarps][kWarpSize];
+  int32_t used[2];  // first and last row of a range that have tokens
+};
+
 // All sizes that follow from a kernel's template arguments.
 //
-// A block is block_columns / heads rows. Either its columns (row, head) are four sets of 128, one for
-// each warpgroup where all have tokens, or one set that the warpgroups share by splitting the tiles.
+// A block is block_columns / heads rows. Its columns (row, head) are sets of at most 128. If there are
+// four, each warpgroup has one, where all have tokens. Of one or two sets, all or half of the
+// warpgroups share each and take stages in turn. So they do with all sets where keys are converted,
+// so that this is done once.
 template <typename FormatType,
           int heads,
           int dim,
@@ -109,24 +119,23 @@ struct Tiling {
   static constexpr int kBlockColumns = block_columns;
   static constexpr int kColumns = kBlockColumns < 128 ? kBlockColumns : 128;  // of one set
   static constexpr int kSets = kBlockColumns / kColumns;
+  static constexpr int kTurns = Format::kConverted ? kMathGroups : kMathGroups / kSets;
+  static constexpr int kReaderWarps = kMathWarps / kTurns;  // of a stage
 
-  static_assert(kSets == 1 || kSets == kMathGroups, "a set for all or one for each");
+  static_assert(kSets == 1 || kSets == 2 || kSets == 4, "sets are shared out evenly");
   static_assert(kHeads % 8 == 0 && kColumns % kHeads == 0, "a set is whole rows");
   static_assert(kStageRows % kTileRows == 0, "a stage is whole tiles");
 
   static constexpr int kRows = kColumns / kHeads;  // of one set
   static constexpr int kBlock = kSets * kRows;
   static constexpr int kTiles = kStageRows / kTileRows;
-  static constexpr int kBodyTiles = Format::kConverted ? kTiles : 8;  // of the hot loop
+  static constexpr int kBodyTiles = 8;  // of the hot loop
   static constexpr int kBodyStages = kBodyTiles / kTiles;
   static constexpr uint32_t kBody = kBodyTiles * kTileRows;  // tokens
   // Bodies start at ring stages that are multiples of this, so that a body's stages lie in order.
-  static constexpr int kAligned = kSets == 1 || Format::kConverted ? 1
-                                  : kBodyStages < kStages          ? kBodyStages
-                                                                   : kStages;
+  static constexpr int kAligned = kTurns > 1 ? 1 : kBodyStages < kStages ? kBodyStages : kStages;
   // Columns of one product. Converted keys take registers from the accumulator.
   static constexpr int kProductColumns = Format::kConverted ? 64 : kColumns;
-  static constexpr int kProducts = kColumns / kProductColumns;
   static constexpr int kProductRows = kProductColumns > kHeads ? kProductColumns / kHeads : 1;
   static constexpr int kOutputs = kProductRows > 1 ? kProductRows / 2 : 1;  // logits of a thread
   static constexpr int kQBoxRows = kBlock > 1 ? kBlock / 2 : 1;
@@ -135,12 +144,13 @@ struct Tiling {
   // Converted queries lie in panels of 64 dims, 128 bytes a column, also where there are fewer.
   static constexpr int kQBytes =
       kBlockColumns * (Format::kConverted ? (kDim < 64 ? 64 : kDim) * 2 : kDim);
-  // Queries that come by TMA are loaded ahead. Converted ones of four sets have no room for that.
+  // Queries that come by TMA are loaded ahead. Converted ones of several sets leave no room for that.
   static constexpr int kQBuffers = Format::kConverted && kSets > 1 ? 1 : 2;
   static constexpr int kKBytes = kStageRows * kRowBytes;
   static constexpr int kLogitBytes = sizeof(Logit);
 
-  static_assert(kBodyTiles % kTiles == 0 && kStages % kAligned == 0, "a body is whole stages");
+  static_assert(kTurns > 1 || kBodyTiles % kTiles == 0, "a body is whole stages");
+  static_assert(kStages % kAligned == 0, "bodies fit into the ring");
 
   using Storage = SharedStorage<kQBuffers,
                                 kQBytes,

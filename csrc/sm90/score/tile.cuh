@@ -71,12 +71,20 @@ struct ConvertedTile : Epilogue<Tiling> {
   using Format = typename Tiling::Format;
   using Row = RowOf<Format, Tiling::kDim>;
   using Keys = const unsigned char*;
-  static constexpr auto kColumns = Tiling::kColumns;
+  using TestedStore = typename Base::TestedStore;
+  static constexpr auto kBlockColumns = Tiling::kBlockColumns;
   static constexpr int kSteps = Row::kSteps;
+  static constexpr int kProduct = Base::kColumns * 128 / 16;  // from one to the next in descriptors
+  static constexpr int kProductsOfSet = Tiling::kColumns / Base::kColumns;
+  static constexpr bool kWideRows = Tiling::kHeads > Base::kColumns;  // two products each
 
-  static __device__ __forceinline__ uint64_t queries(const Storage& shared, int buffer, int set) {
-    return ptx::matrix_descriptor<128>(ptx::shared_address(shared.q[buffer]) +
-                                       set * kColumns * 128);
+  // Of a product's rows, or of a row that takes two products.
+  struct Sums {
+    float of[Base::kRows][2];
+  };
+
+  static __device__ __forceinline__ uint64_t queries(const Storage& shared, int buffer, int) {
+    return ptx::matrix_descriptor<128>(ptx::shared_address(shared.q[buffer]));
   }
   static __device__ __forceinline__ Keys keys(const Storage& shared, int stage) {
     return shared.k[stage];
@@ -135,13 +143,14 @@ struct ConvertedTile : Epilogue<Tiling> {
     }
   }
 
-  template <typename Release, typename Store>
+  // All columns of the block.
+  template <typename Release>
   static __device__ __forceinline__ void tile(uint64_t q,
                                               Keys k,
                                               const float* k_scale_at,
                                               const Thread& thread,
                                               Release release,
-                                              Store store) {
+                                              TestedStore store) {
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
     const int key = warp * 16 + Tiling::key_of(lane / 4);
     // k_scale_at is that of the key whose logits this thread stores, `key` or the one 8 further.
@@ -157,28 +166,36 @@ struct ConvertedTile : Epilogue<Tiling> {
     convert(words[0], codes[0], 0, a);
     convert(words[1], codes[1], 1, a);
     release();
-    float sums[Base::kRows][2];
-#pragma unroll(Tiling::kHeads > 64 ? Tiling::kProducts : 1)
-    for (int product = 0; product < Tiling::kProducts; product++) {
-      float dots[Base::kColumns / 2];
-      multiply(a, q + product * (Base::kColumns * 128 / 16), dots);
-      constexpr int kOfRow = Tiling::kHeads > Base::kColumns ? Tiling::kHeads / Base::kColumns : 1;
-      weigh(dots, thread, product, product % kOfRow == 0, sums);
-      if (product % kOfRow != kOfRow - 1) continue;
-      float totals[Base::kOutputs];
-      Base::reduce(sums, totals);
-#pragma unroll
-      for (int i = 0; i < Base::kOutputs; i++) {
-        const float logit = Format::kBlockScaled ? totals[i] : fmaf(totals[i], k_scale, 0.0f);
-        store(product / kOfRow * Base::kRows + i, round_to<Logit>(logit));
+    uint32_t sets = sets_with_tokens(thread, store.token - thread.tile_row);
+#pragma unroll 1
+    for (; sets != 0; sets &= sets - 1) {
+      const int set = __ffs(sets) - 1;
+      Sums sums{};
+#pragma unroll 1
+      for (int i = 0; i < kProductsOfSet; i++) {
+        const int product = set * kProductsOfSet + i;
+        float dots[Base::kColumns / 2];
+        multiply(a, q + product * kProduct, dots);
+        weigh(dots, thread, product, !kWideRows, sums);
+        if (!kWideRows || i == kProductsOfSet - 1)
+          finish(sums, k_scale, kWideRows ? set : product, store);
       }
     }
   }
 
+  // Bit i: rows of set i see some of the 64 tokens from `first` on.
+  static __device__ __forceinline__ uint32_t sets_with_tokens(const Thread& thread, int first) {
+    const int lane = threadIdx.x % kWarpSize;
+    const Columns columns = thread.columns[lane % Tiling::kSets];
+    return __ballot_sync(kAllLanes, lane < Tiling::kSets && columns.first < first + kTileRows &&
+                                        columns.end > first);
+  }
+
+  // Keys by 64 columns.
   static __device__ __forceinline__ void multiply(uint32_t (&a)[kSteps][4],
                                                   uint64_t q,
                                                   float (&dots)[Base::kColumns / 2]) {
-    constexpr int kPanel = Tiling::kBlockColumns * 128 / 16;  // 64 dims of all columns
+    constexpr int kPanel = kBlockColumns * 128 / 16;  // 64 dims of all columns
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; step++)
@@ -194,13 +211,23 @@ struct ConvertedTile : Epilogue<Tiling> {
                                                const Thread& thread,
                                                int product,
                                                bool first,
-                                               float (&sums)[Base::kRows][2]) {
-    if constexpr (Base::kKeepWeights) {
-      Base::weigh_heads(dots, thread.kept, first, sums);
-    } else {
-      float weights[Base::kColumns / 4];
-      Base::load_weights(thread.weights + product * Base::kColumns, weights);
-      Base::weigh_heads(dots, weights, first, sums);
+                                               Sums& sums) {
+    float weights[Base::kColumns / 4];
+    Base::load_weights(thread.weights + product * Base::kColumns, weights);
+    Base::weigh_heads(dots, weights, first, sums.of);
+  }
+
+  // The logits of the `index`'th product, or of the `index`'th row where two products are one.
+  static __device__ __forceinline__ void finish(const Sums& sums,
+                                                float k_scale,
+                                                int index,
+                                                const TestedStore& store) {
+    float totals[Base::kOutputs];
+    Base::reduce(sums.of, totals);
+#pragma unroll
+    for (int i = 0; i < Base::kOutputs; i++) {
+      const float logit = Format::kBlockScaled ? totals[i] : fmaf(totals[i], k_scale, 0.0f);
+      store(index * Base::kRows + i, round_to<Logit>(logit));
     }
   }
 };

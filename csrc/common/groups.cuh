@@ -66,8 +66,10 @@ struct Groups {
   }
 
   // KV tokens that `count` rows of a group see, from the `before`th on; their windows begin at 0.
-  __device__ __forceinline__ Hull
-  hull(const Lens& lens, const Group& group, int before, int count) const {
+  __device__ __forceinline__ Hull hull(const Lens& lens,
+                                       const Group& group,
+                                       int before,
+                                       int count) const {
     int longest = 0;
 #pragma unroll 2
     for (int i = before; i < before + count; i++)

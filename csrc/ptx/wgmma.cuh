@@ -66,6 +66,11 @@ __device__ __forceinline__ void wgmma_wait_group_0(float (&d)[64]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;" : MQA_OPERANDS_64("+f") : : "memory");
 }
 
+// Waits for all products but those of the last group.
+__device__ __forceinline__ void wgmma_wait_group_1() {
+  asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
+
 // d = A * B, or d += A * B unless `first`, for E4M3 tiles A [64, 32] and B [N, 32], N twice the
 // registers of d. The first product has its accumulator as an output alone: as an operand that is
 // read, ptxas keeps a copy of it alive across loops.

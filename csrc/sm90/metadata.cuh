@@ -24,14 +24,8 @@ constexpr int kChunks = kRound / kWarpSize;
 
 // Rows and tasks of a group. Its weight is 1 + kUnit * rows * tasks; 0 rows are no group.
 struct Load {
-  uint32_t packed;
-
-  static __device__ __forceinline__ Load of(int rows, int tasks) {
-    return {static_cast<uint32_t>(rows) << 24 | static_cast<uint32_t>(tasks)};
-  }
-  __device__ __forceinline__ uint32_t rows() const { return packed >> 24; }
-  __device__ __forceinline__ uint32_t tasks() const { return packed & 0xffffff; }
-  __device__ __forceinline__ uint32_t product() const { return rows() * tasks(); }
+  int rows;
+  int tasks;
 };
 
 // Both field by field as in mqa/cuda/sm90.py. Strides are in elements.
@@ -51,17 +45,15 @@ struct DenseMetadata {
 
   __device__ __forceinline__ int groups() const { return ceil_div(rows, block); }
   // Of every kMetadataThreads'th group from `first` on, below `end`.
-  __device__ __forceinline__ void weigh(uint32_t first,
-                                        uint32_t end,
-                                        Load (&loads)[kEach]) const {
+  __device__ __forceinline__ void weigh(uint32_t first, uint32_t end, Load (&loads)[kEach]) const {
     const Windows windows{start, this->end, start_stride, end_stride, rows, tokens};
 #pragma unroll 1
     for (int i = 0; i < kEach; i++) {
       const uint32_t group = first + i * kMetadataThreads;
       const int count = group < end ? min(block, rows - static_cast<int>(group) * block) : 0;
-      loads[i] = count == 0 ? Load{}
-                            : Load::of(count, hull_of_block(windows, block, group)
-                                                  .splits(kScheduleSplit));
+      loads[i] = count == 0
+                     ? Load{}
+                     : Load{count, hull_of_block(windows, block, group).splits(kScheduleSplit)};
     }
   }
   // First coordinate of a group's tasks, of those of the one after it, of the end.
@@ -89,15 +81,14 @@ struct PagedMetadata {
     return {indices, indices_stride, requests, next_n, per_request};
   }
   __device__ __forceinline__ Lens all() const {
-    return {lens, lens_request_stride, lens_row_stride, requests * next_n, next_n, 0x7fffffff, false};
+    return {lens, lens_request_stride, lens_row_stride, requests * next_n, next_n, 0x7fffffff,
+            false};
   }
   __device__ __forceinline__ int groups() const { return grouping().count(); }
 
   // Loads of all groups are on their way at once. Groups from `end` on exist, or nearly: their
   // numbers are cut.
-  __device__ __forceinline__ void weigh(uint32_t first,
-                                        uint32_t end,
-                                        Load (&loads)[kEach]) const {
+  __device__ __forceinline__ void weigh(uint32_t first, uint32_t end, Load (&loads)[kEach]) const {
     if (indices != nullptr) {
       weigh_runs(first, end, loads);
       return;
@@ -111,12 +102,12 @@ struct PagedMetadata {
     for (int j = 0; j < min(next_n, kGroupRows); j++)
 #pragma unroll
       for (int i = 0; i < kEach; i++)
-        longest[i] = max(longest[i], all().at(group[i].request,
-                                              group[i].first + min(j, group[i].rows - 1)));
+        longest[i] =
+            max(longest[i], all().at(group[i].request, group[i].first + min(j, group[i].rows - 1)));
 #pragma unroll
     for (int i = 0; i < kEach; i++)
       loads[i] = first + i * kMetadataThreads < end
-                     ? Load::of(group[i].rows, Hull{0, longest[i]}.splits(kScheduleSplit))
+                     ? Load{group[i].rows, Hull{0, longest[i]}.splits(kScheduleSplit)}
                      : Load{};
   }
 
@@ -145,63 +136,59 @@ struct PagedMetadata {
         const int other = __shfl_down_sync(kAllLanes, longest[i], step);
         if (step < rows) longest[i] = max(longest[i], other);
       }
-      loads[i] = exists && starts ? Load::of(rows, Hull{0, longest[i]}.splits(kScheduleSplit))
-                                  : Load{};
+      loads[i] = exists && starts ? Load{rows, Hull{0, longest[i]}.splits(kScheduleSplit)} : Load{};
     }
   }
 
   __device__ __forceinline__ int place(int group) const { return grouping().row_of(group); }
   __device__ __forceinline__ int next_place(int group, Load load) const {
-    return place(group) + static_cast<int>(load.rows());
+    return place(group) + load.rows;
   }
   __device__ __forceinline__ int end_place() const { return requests * next_n; }
 };
 
 struct MetadataStorage {
-  Load loads[kRound];       // of a round
-  int64_t chunks[kChunks];  // what they weigh, 32 together
-  int64_t totals[kMetadataCtas][kMetadataWarps];  // of all rounds of each warp of the cluster
+  Load loads[kRound];             // of a round
+  int64_t chunks[kChunks];        // what they weigh, 32 together
+  int64_t begins[kChunks];        // the sum of what those before weigh
+  int64_t weight;                 // of the round
+  int64_t totals[kMetadataCtas];  // of all rounds of each CTA
 };
 
-// Weighs the groups of a round, from `first` on, below `end`; returns what those of this warp weigh.
+// Weighs the groups of a round, from `first` on, below `end`. The first warp adds up chunks, and has
+// what it found; others know it after they met it again.
 template <typename Source>
-__device__ __forceinline__ int64_t weigh_round(const Source& source,
-                                               uint32_t first,
-                                               uint32_t end,
-                                               MetadataStorage& storage) {
+__device__ __forceinline__ void weigh_round(const Source& source,
+                                            uint32_t first,
+                                            uint32_t end,
+                                            MetadataStorage& storage) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   Load loads[kEach];
   source.weigh(first + threadIdx.x, end, loads);
-  int64_t sum = 0;
 #pragma unroll
   for (int i = 0; i < kEach; i++) {
-    const uint32_t product = loads[i].product();
-    const uint32_t groups = __popc(__ballot_sync(kAllLanes, loads[i].rows() > 0));
-    // In two halves, so that no sum of 32 overflows.
-    const int64_t low = __reduce_add_sync(kAllLanes, product & 0xffff);
-    const int64_t high = __reduce_add_sync(kAllLanes, product >> 16);
-    const int64_t weight = groups + Source::kUnit * (low + (high << 16));
+    const uint64_t product = static_cast<uint64_t>(loads[i].rows) * loads[i].tasks;  // <= 2^32
+    const uint32_t groups = __popc(__ballot_sync(kAllLanes, loads[i].rows > 0));
+    // In two parts, so that no sum of 32 overflows.
+    const int64_t low = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(product & 0xffff));
+    const int64_t high = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(product >> 16));
     storage.loads[i * kMetadataThreads + threadIdx.x] = loads[i];
-    if (lane == 0) storage.chunks[i * kMetadataWarps + warp] = weight;
-    sum += weight;
+    if (lane == 0)
+      storage.chunks[i * kMetadataWarps + warp] = groups + Source::kUnit * (low + (high << 16));
   }
-  return sum;
-}
-
-// What the lower CTAs of the cluster weigh, and all. By each warp.
-__device__ __forceinline__ void sum_totals(const MetadataStorage& storage,
-                                           int rank,
-                                           int64_t& before,
-                                           int64_t& total) {
-  constexpr int kLanes = kWarpSize / kMetadataCtas;  // of a CTA's totals
-  const int lane = threadIdx.x % kWarpSize;
-  int64_t own = 0;
+  __syncthreads();
+  if (warp != 0) return;
+  constexpr int kOfLane = kChunks / kWarpSize;
+  int64_t chunks[kOfLane], sum = 0;
 #pragma unroll
-  for (int i = 0; i < kMetadataWarps / kLanes; i++)
-    own += storage.totals[lane / kLanes][i * kLanes + lane % kLanes];
-  const int64_t inclusive = inclusive_scan_by_warp(own);
-  total = __shfl_sync(kAllLanes, inclusive, kWarpSize - 1);
-  before = rank == 0 ? 0 : __shfl_sync(kAllLanes, inclusive, rank * kLanes - 1);
+  for (int i = 0; i < kOfLane; i++)
+    chunks[i] = storage.chunks[lane * kOfLane + i], sum += chunks[i];
+  int64_t begin = inclusive_scan_by_warp(sum) - sum;
+#pragma unroll
+  for (int i = 0; i < kOfLane; i++)
+    storage.begins[lane * kOfLane + i] = begin, begin += chunks[i];
+  if (lane == kWarpSize - 1) storage.weight = begin;
+  __syncwarp();
 }
 
 template <typename Source>
@@ -216,9 +203,8 @@ __device__ __forceinline__ void write_cut_in(
     const Source& source, int index, int first, int64_t into, const Load* chunk) {
   const int lane = threadIdx.x % kWarpSize;
   const Load load = chunk[lane];
-  const Weights weights{1, Source::kUnit * static_cast<int>(load.rows()),
-                        static_cast<int>(load.tasks())};
-  const int64_t weight = load.rows() > 0 ? weights.total() : 0;
+  const Weights weights{1, Source::kUnit * load.rows, load.tasks};
+  const int64_t weight = load.rows > 0 ? weights.total() : 0;
   const int64_t begin = inclusive_scan_by_warp(weight) - weight;
   if (into < begin || into >= begin + weight) return;
   const int group = first + lane, task = weights.first_task(into - begin);
@@ -229,44 +215,32 @@ __device__ __forceinline__ void write_cut_in(
   }
 }
 
-// The cuts that lie in the round from group `first` on, which begins at weight `before`; returns what
-// the round weighs. Cuts that lie close together go to different warps.
+// The cuts that lie in the round from group `first` on, which begins at weight `before`. Cuts that lie
+// close together go to different warps.
 template <typename Source>
-__device__ __forceinline__ int64_t cut_round(const Source& source,
-                                             int first,
-                                             int64_t before,
-                                             int64_t total,
-                                             const MetadataStorage& storage) {
-  constexpr int kOfLane = kChunks / kWarpSize;
+__device__ __forceinline__ void cut_round(const Source& source,
+                                          int first,
+                                          int64_t before,
+                                          int64_t total,
+                                          const MetadataStorage& storage) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  int64_t chunks[kOfLane], sum = 0;
-#pragma unroll
-  for (int i = 0; i < kOfLane; i++)
-    chunks[i] = storage.chunks[lane * kOfLane + i], sum += chunks[i];
-  const int64_t inclusive = inclusive_scan_by_warp(sum);
-  const int64_t weight = __shfl_sync(kAllLanes, inclusive, kWarpSize - 1);
 #pragma unroll 1
   for (int base = warp; base <= source.parts; base += kMetadataThreads) {
     const int mine = base + lane * kMetadataWarps;
     const int64_t target = mine <= source.parts ? share(total, mine, source.parts) - before : -1;
-    uint32_t found = __ballot_sync(kAllLanes, target >= 0 && target < weight);
+    uint32_t found = __ballot_sync(kAllLanes, target >= 0 && target < storage.weight);
 #pragma unroll 1
     for (; found != 0; found &= found - 1) {
       const int holder = __ffs(found) - 1;
       const int64_t into = __shfl_sync(kAllLanes, target, holder);
-      // The last chunk that begins at or before it holds it: the others of this lane's come before.
-      int64_t begin = inclusive - sum;
-      int chunk = lane * kOfLane;
+      int chunk = -1;  // the last one that begins at or before it
 #pragma unroll
-      for (int i = 0; i < kOfLane - 1; i++)
-        if (begin + chunks[i] <= into && chunk == lane * kOfLane + i) begin += chunks[i], chunk++;
-      const int at = __ffs(__ballot_sync(kAllLanes, into < inclusive)) - 1;
-      begin = __shfl_sync(kAllLanes, begin, at), chunk = __shfl_sync(kAllLanes, chunk, at);
-      write_cut_in(source, base + holder * kMetadataWarps, first + chunk * kWarpSize, into - begin,
-                   storage.loads + chunk * kWarpSize);
+      for (int i = 0; i < kChunks; i += kWarpSize)
+        chunk += __popc(__ballot_sync(kAllLanes, storage.begins[i + lane] <= into));
+      write_cut_in(source, base + holder * kMetadataWarps, first + chunk * kWarpSize,
+                   into - storage.begins[chunk], storage.loads + chunk * kWarpSize);
     }
   }
-  return weight;
 }
 
 template <typename Source>
@@ -276,34 +250,41 @@ __global__ void __cluster_dims__(kMetadataCtas, 1, 1) __launch_bounds__(kMetadat
   ptx::barrier_cluster_arrive_relaxed();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  const int rank = ptx::cluster_ctarank(), lane = threadIdx.x % kWarpSize;
+  const int rank = ptx::cluster_ctarank();
   const int64_t groups = source.groups();
   // Whole chunks, so that a warp's groups begin at a multiple of 8.
-  const int64_t stretch = (groups + kMetadataCtas * kWarpSize - 1) / (kMetadataCtas * kWarpSize) *
-                          kWarpSize;
+  const int64_t stretch =
+      (groups + kMetadataCtas * kWarpSize - 1) / (kMetadataCtas * kWarpSize) * kWarpSize;
   const int64_t begin = min(rank * stretch, groups), end = min(begin + stretch, groups);
 
   int64_t own = 0;
 #pragma unroll 1
-  for (int64_t first = begin; first < end; first += kRound)
-    own += weigh_round(source, first, end, storage);
-  __syncwarp();
+  for (int64_t first = begin; first < end; first += kRound) {
+    weigh_round(source, first, end, storage);
+    if (threadIdx.x < kWarpSize) own += storage.weight;
+    __syncthreads();
+  }
   ptx::barrier_cluster_wait();
-  if (lane < kMetadataCtas)
-    ptx::st_shared_cluster(
-        ptx::mapa(ptx::shared_address(&storage.totals[rank][threadIdx.x / kWarpSize]), lane), own);
+  if (threadIdx.x < kMetadataCtas)
+    ptx::st_shared_cluster(ptx::mapa(ptx::shared_address(&storage.totals[rank]), threadIdx.x), own);
+  __syncwarp();
   ptx::barrier_cluster();
-  int64_t before, total;
-  sum_totals(storage, rank, before, total);
+  int64_t before = 0, total = 0;
+#pragma unroll
+  for (int i = 0; i < kMetadataCtas; i++) {
+    if (i == rank) before = total;
+    total += storage.totals[i];
+  }
 
 #pragma unroll 1
   for (int64_t first = begin; first < end; first += kRound) {
     if (stretch > kRound) {  // else it is still there
-      __syncthreads();
       weigh_round(source, first, end, storage);
       __syncthreads();
     }
-    before += cut_round(source, first, before, total, storage);
+    cut_round(source, first, before, total, storage);
+    before += storage.weight;
+    __syncthreads();
   }
   if (rank == 0)
     for (int i = threadIdx.x; i <= source.parts; i += kMetadataThreads)

@@ -5,7 +5,7 @@
 // The kernel is that of dense_fp8.cuh, with other blocks and another load: a block is a group, at
 // most 8 rows of one request, and its keys are read once for all of them. A stage is filled page by
 // page; a page that does not exist is zeros. kBlockColumns columns hold a group: 512, four warpgroups
-// with 128 of their own each, or 64 or 128 that all share and split the tiles of.
+// with 128 of their own each, or 64, 128 or 256 that warpgroups share, taking stages in turn.
 #pragma once
 
 #include "ptx/copy.cuh"

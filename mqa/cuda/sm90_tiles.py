@@ -85,7 +85,7 @@ class Tiles:
         scales = self.stages * self.stage_rows * 4
         per_block = 2 * (self.columns * 4 + self.block * 16 + 20 + self.sets * 16)
         barriers = 8 * (2 * 2 + 2 * self.stages)
-        cuts = 8 * (THREADS // WARP) + 2 * 8 + FEEDING_WARPS * (2 * 8 + WARP * 12) + 2 * 4
+        cuts = 8 * (THREADS // WARP) + 2 * 8 + FEEDING_WARPS * (2 * 8 + WARP * 12 + 4) + 2 * 4
         return _aligned(rings + FILL_BYTES + PAGES_BYTES + scales + per_block + barriers + cuts, 1024)
 
 
@@ -147,14 +147,15 @@ def row_bytes(elements: str, dim: int) -> int:
     return dim // 2 if elements == "Mxfp4" else dim
 
 
-TURN_BYTES, TURN_STAGES = 8192, 20
-"""Of the keys of a stage, and of stages, where math warpgroups take stages in turn."""
+TURN_STAGES = 20
+"""At most, where math warpgroups take stages in turn."""
 
 
 def in_turn(heads: int, dim: int, columns: int, elements: str) -> Tiles:
     """Tiles whose stages are each the work of one warpgroup, or of half of them: many small ones."""
-    rows = TURN_BYTES // row_bytes(elements, dim)
-    every = (Tiles(heads, dim, rows, n, columns, elements) for n in range(TURN_STAGES, 0, -1))
+    rows = 128 if dim == 128 or elements == "Fp8" else 256
+    # A multiple of the turns, so that a place of the ring is always the same warpgroups'.
+    every = (Tiles(heads, dim, rows, n, columns, elements) for n in range(TURN_STAGES, 0, -4))
     return next(t for t in every if t.shared_bytes <= MAX_SHARED_BYTES)
 
 

@@ -139,7 +139,9 @@ def _cut_points(groups: _Groups, unit: int, num_sms: int) -> Tensor:
     rows, group_tasks, span = (_padded(column, 1, 1) for column in groups)
     weight = torch.where(groups.rows > 0, 1 + unit * groups.rows * groups.tasks, 0)
     before = torch.cat((weight.new_zeros(1), weight.cumsum(0)))
-    target = torch.arange(num_sms + 1, device=weight.device) * before[-1] // num_sms
+    # floor(i * total / num_sms), without a product that could pass 2^63.
+    place, total = torch.arange(num_sms + 1, device=weight.device), before[-1]
+    target = place * (total // num_sms) + place * (total % num_sms) // num_sms
     first = torch.searchsorted(before, target, right=True) - 1
     into = target - before[first]
     step = unit * rows[first]

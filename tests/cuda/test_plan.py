@@ -12,6 +12,7 @@ import pytest
 from mqa.cuda import compiler, sm90, sm90_paged, sm90_tiles
 from mqa.cuda.plan import WARP, Barrier, Kernel, Plan, Scalar, Struct
 from mqa.cuda.tensor_map import TensorMap
+from mqa.formats.kv_cache import SCALE_BYTES
 from mqa.reference import schedule
 
 FACTS = sm90.DenseFacts(
@@ -212,8 +213,9 @@ def test_barriers_count_what_the_roles_of_the_kernel_do() -> None:
 
 
 def test_barriers_of_paged_calls_count_a_page_or_a_stage_at_a_time() -> None:
-    """Scales always come by the load warp's cp.async, values a page at a time."""
-    for heads, next_n, page_rows in ((64, 8, 8), (64, 1, 256), (128, 1, 64), (8, 1, 128)):
+    """Values and scales come a page at a time, by one thread that arrives once a stage."""
+    cases = ((64, 8, 8, 16), (64, 1, 256, 4), (128, 1, 64, 4), (8, 1, 128, 4), (64, 4, 16, 8))
+    for heads, next_n, page_rows, readers in cases:
         facts = dataclasses.replace(
             PAGED_FACTS, heads=heads, next_n=next_n, page_rows=page_rows, varlen=False
         )
@@ -223,6 +225,8 @@ def test_barriers_of_paged_calls_count_a_page_or_a_stage_at_a_time() -> None:
         q, k = plan.maps
         boxes = tiles.block // q.box[2]
         assert barriers["q_full"] == Barrier("q_full", 34, boxes * q.box_bytes)
-        assert barriers["q_empty"].arrivals == barriers["k_empty"].arrivals == 16
+        assert barriers["q_empty"].arrivals == 16
+        assert barriers["k_empty"].arrivals == readers
         pages = tiles.stage_rows // k.box[1]
-        assert barriers["k_full"] == Barrier("k_full", 33, pages * k.box_bytes)
+        scales = tiles.stage_rows * SCALE_BYTES
+        assert barriers["k_full"] == Barrier("k_full", 1, pages * k.box_bytes + scales)

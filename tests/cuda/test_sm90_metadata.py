@@ -75,7 +75,7 @@ def test_batches_of_any_size_give_the_cuts_of_the_definition(
     sm90: Any, rows: int, kind: str
 ) -> None:
     bounds = windows(kind, rows, 65536, rows)
-    for heads, sms in ((8, 200), (64, 132), (128, 1), (513, 78)):
+    for heads, sms in ((1, 4), (2, 132), (8, 200), (64, 132), (128, 1), (513, 78)):
         assert_same_cuts(sm90, *bounds, 65536, heads, sms)
 
 

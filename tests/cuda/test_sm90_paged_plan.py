@@ -82,10 +82,12 @@ def test_a_plain_call_becomes_a_plan() -> None:
         "schedule_column_stride": 0,
         "logits_stride": 99,
         "rows": 6,
+        "requests": 3,
         "next_n": 2,
+        "groups_of_request": 1,
         "limit": 99,
         "pages": 20,
-        "page_rows": 64,
+        "page_shift": 6,
         "width": 99,
         "last_only": 0,
         "weights_are_bf16": 0,
@@ -211,7 +213,9 @@ def test_tiles_hold_a_group_and_fit_into_shared_memory_and_boxes(H: int, D: int)
     for rows, P in itertools.product(ROWS, sm90_paged.PAGE_SIZES):
         tiles = sm90_paged.paged_tiles(H, D, rows)
         assert tiles.shared_bytes <= MAX_SHARED_BYTES
-        assert tiles.columns in (64, 128, 512)
+        assert tiles.columns in (64, 128, 256, 512)
+        # Where stages are taken in turn, a place of the ring is always the same warpgroups'.
+        assert tiles.stages % (4 // tiles.sets) == 0
         assert tiles.block * H == tiles.columns
         assert tiles.block >= rows or tiles.columns == sm90.OWN_COLUMNS
         assert tiles.stage_rows % sm90_tiles.TILE_ROWS == 0
@@ -282,8 +286,9 @@ def test_metadata_is_one_launch_of_one_cluster(
         "lens_row_stride": lens_strides[1],
         "indices_stride": 0,
         "cuts_stride": 3,
-        "rows": requests * next_n,
+        "requests": requests,
         "next_n": next_n,
+        "per_request": -(-next_n // GROUP),
         "parts": 132,
     }
 

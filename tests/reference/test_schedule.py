@@ -48,7 +48,7 @@ def every_task(groups: list[Group]) -> list[tuple[int, int]]:
     return [(group.first, split) for group in groups for split in range(group.tasks)]
 
 
-def assert_fresh(cuts: Tensor, groups: list[Group], num_sms: int) -> None:
+def assert_fresh(cuts: Tensor, groups: list[Group], num_sms: int, unit: int) -> None:
     """Sorted, each task once, balanced within the heaviest task."""
     assert cuts.shape == (num_sms + 1, 2)
     assert cuts.dtype == torch.int32
@@ -56,9 +56,9 @@ def assert_fresh(cuts: Tensor, groups: list[Group], num_sms: int) -> None:
     assert pairs == sorted(pairs)
     done = schedule.tasks(cuts, groups)
     assert list(chain.from_iterable(done)) == every_task(groups)
-    rows = {group.first: group.rows if group.tasks else 0 for group in groups}
-    total = sum(1 + group.rows * group.tasks for group in groups)
-    heaviest = max((g.rows + 1 for g in groups if g.tasks), default=1)
+    rows = {group.first: unit * group.rows if group.tasks else 0 for group in groups}
+    total = sum(1 + unit * group.rows * group.tasks for group in groups)
+    heaviest = max((unit * g.rows + 1 for g in groups if g.tasks), default=1)
     # Empty groups have a place too: an SM walks over them.
     places = [group._replace(tasks=max(group.tasks, 1)) for group in groups]
     for sm in schedule.tasks(cuts, places):
@@ -70,12 +70,13 @@ def assert_fresh(cuts: Tensor, groups: list[Group], num_sms: int) -> None:
 def test_fresh_paged_schedules(batch: tuple[Tensor, Tensor | None], num_sms: int) -> None:
     lens, indices = batch
     cuts = mqa.get_paged_mqa_logits_metadata(lens, 64, num_sms, indices)
-    assert_fresh(cuts, schedule.paged_groups(lens, indices), num_sms)
+    assert_fresh(cuts, schedule.paged_groups(lens, indices), num_sms, 64)
 
 
 @given(batch=dense_batches(), num_sms=SMS)
 def test_fresh_dense_schedules(batch: tuple[Tensor, Tensor, int, int], num_sms: int) -> None:
-    assert_fresh(schedule.dense_metadata(*batch, num_sms), schedule.dense_groups(*batch), num_sms)
+    cuts = schedule.dense_metadata(*batch, num_sms)
+    assert_fresh(cuts, schedule.dense_groups(*batch), num_sms, 1)
 
 
 @given(
@@ -126,7 +127,7 @@ def test_adversarial_lengths_are_balanced(name: str, num_sms: int) -> None:
     lens, indices = adversarial()[name]
     cuts = schedule.paged_metadata(lens, num_sms, indices)
     groups = schedule.paged_groups(lens, indices)
-    assert_fresh(cuts, groups, num_sms)
+    assert_fresh(cuts, groups, num_sms, 64)
 
 
 def test_groups_of_a_paged_batch() -> None:
@@ -163,18 +164,36 @@ def test_empty_groups_are_shared_out() -> None:
     lens = torch.zeros(32768, dtype=torch.int32)
     lens[-1] = 256
     cuts = schedule.paged_metadata(lens, 132)
-    assert (cuts[:, 0].diff() <= -(-32769 // 132) + 2).all()
-    small = torch.tensor([0, 0, 0, 0, 0, 256], dtype=torch.int32)
+    assert (cuts[:, 0].diff() <= -(-(32768 + 64) // 132) + 2).all()
+    small = torch.tensor([0, 0, 0, 0, 0, 0], dtype=torch.int32)
     assert schedule.paged_metadata(small, 3).tolist() == [[0, 0], [2, 0], [4, 0], [6, 0]]
 
 
+def test_a_long_request_among_empty_ones_is_split() -> None:
+    """Its 32 tasks weigh 2049 of 34816: a share of 264 is 4 of them."""
+    lens = torch.zeros(32768, dtype=torch.int32)
+    lens[-1] = 8192
+    cuts = schedule.paged_metadata(lens, 132)
+    done = schedule.tasks(cuts, schedule.paged_groups(lens))
+    assert max(map(len, done)) <= 5
+    assert sum(map(bool, done)) >= 7
+
+
+def test_heavy_batches_for_many_sms_do_not_overflow() -> None:
+    """65536 times the total is beyond 2^63."""
+    lens = torch.full((32768, 8), 2**31 - 1, dtype=torch.int32)
+    cuts = schedule.paged_metadata(lens, 65536)
+    assert cuts[-1].tolist() == [32768 * 8, 0]
+    assert cuts[1::2, 1].unique().tolist() == [2**22]
+
+
 def test_cut_points_of_a_small_batch() -> None:
-    """Two groups of weights 1 + 2·3 and 1 + 1·2: cuts at weights 0, 3, 6 and 10."""
+    """Two groups of weights 1 + 64·2·3 and 1 + 64·1·2: cuts at weights 0, 171, 342 and 514."""
     lens = torch.tensor([600, 700, 0, 0], dtype=torch.int32)
     indices = torch.tensor([0, 0, 1, 2], dtype=torch.int32)
     lens[2] = 400
     groups = schedule.paged_groups(lens[:3], indices[:3])
     assert groups == [Group(0, 2, 3), Group(2, 1, 2)]
     cuts = schedule.paged_metadata(lens[:3], 3, indices[:3])
-    assert cuts.tolist() == [[0, 0], [0, 1], [2, 0], [3, 0]]
-    assert schedule.tasks(cuts, groups) == [[(0, 0)], [(0, 1), (0, 2)], [(2, 0), (2, 1)]]
+    assert cuts.tolist() == [[0, 0], [0, 2], [2, 0], [3, 0]]
+    assert schedule.tasks(cuts, groups) == [[(0, 0), (0, 1)], [(0, 2)], [(2, 0), (2, 1)]]

@@ -81,7 +81,7 @@ struct Dense {
   }
 
   static __device__ __forceinline__ Hull hull(const Arguments& args, int block) {
-    constexpr int kAtOnce = 4;  // all that registers allow
+    constexpr int kAtOnce = 3;  // all that registers allow
     return hull_of_block<kAtOnce>(windows(args), kBlock, block);
   }
 

@@ -17,21 +17,25 @@ struct Epilogue {
   static constexpr auto kLogitBytes = Tiling::kLogitBytes;
   static constexpr auto kHeads = Tiling::kHeads;
 
-  // Whether weights stay in registers for a block. Converted keys need the room.
-  static constexpr bool kKeepWeights = !Tiling::Format::kConverted;
+  // Whether weights stay in registers for a block. Converted keys need the room, unless a block is one
+  // product.
+  static constexpr bool kKeepWeights =
+      !Tiling::Format::kConverted || Tiling::kBlockColumns == Tiling::kProductColumns;
 
   // One thread's part of a warpgroup's columns, 2 of every 8, and of its results.
   struct Thread {
     float kept[kKeepWeights ? kColumns / 4 : 1];
     const float* weights;    // in shared memory
     const Columns* columns;  // of each set
-    int tile_row;          // of a tile's 64 keys, the one whose logits this thread stores
-    const Row* rows;       // of those logits
+    int tile_row;            // of a tile's 64 keys, the one whose logits this thread stores
+    const Row* rows;         // of those logits
 
-    // Whether relu of this head is taken as x + |x| = 2 relu(x), with half the weight: every other
-    // one. Splitting the relus between two pipes pays; NaN and +0 stay, and the product is the same
-    // unless the weight is subnormal.
-    static __device__ __forceinline__ constexpr bool doubled(int i) { return i % 2 == 1; }
+    // Whether relu of this head is taken as x + |x| = 2 relu(x), with half the weight. That takes
+    // another pipe than a maximum does: every other one pays, and all where conversions fill that of
+    // the maximum. NaN and +0 stay, and the product is the same unless the weight is subnormal.
+    static __device__ __forceinline__ constexpr bool doubled(int i) {
+      return Tiling::Format::kConverted || i % 2 == 1;
+    }
   };
 
   static __device__ __forceinline__ void start_block(const Storage& shared,

@@ -35,33 +35,33 @@ struct Feed {
                                               const ptx::TensorMap& k_map,
                                               const Arguments& args,
                                               Storage& shared) {
-    // Kept in shared memory: these warps are short of registers.
-    Cut(&range)[2] = shared.range[warp - kMathWarps];
-    Found(&found)[kWarpSize] = shared.found[warp - kMathWarps];
-    int base = -1;  // first of the blocks that this warp looks at; negative: the range is not known
+    Feeder& feeder = shared.feeders[warp - kMathWarps];
+    Cut(&range)[2] = feeder.range;
+    // The first of the blocks that this warp looks at, or what comes before it is known.
+    constexpr int kGuess = -2, kBegin = -1;
+    int base = args.schedule == nullptr ? kBegin : kGuess;
     BlockRing ring;
     StageRing stages;
-    if (args.schedule == nullptr) base = begin_range(args, shared, range);
     while (true) {
-      // Opaque, or the compiler would make two copies of the code between.
-      const int guess = ptx::opaque(base < 0);
+      // Opaque, or the compiler would make copies of the code between.
+      const int guess = ptx::opaque(base) == kGuess;
+      if (ptx::opaque(base) == kBegin) base = begin_range(args, shared, range);
       if (ptx::opaque(guess)) base = look_around(args, range);
-      if (base > Source::last_block(args, range)) {
-        if (guess) __syncthreads();
-        break;
-      }
+      if (!guess && base > Source::last_block(args, range)) break;
       const int lane = threadIdx.x % kWarpSize;
+      if (lane == 0) feeder.base = base;
       Found own{};
       if (base + lane <= Source::last_block(args, range)) own = Source::find(args, range, base);
-      found[lane] = own;
+      feeder.found[lane] = own;
       __syncwarp();
       if (ptx::opaque(guess)) {
-        base = begin_range(args, shared, range);
+        base = kBegin;
         continue;
       }
-      hand_over(warp, __ballot_sync(kAllLanes, own.length > 0), base, q_map, k_map, args, ring, stages,
+      hand_over(warp, __ballot_sync(kAllLanes, own.length > 0), q_map, k_map, args, ring, stages,
                 shared);
-      base += kWarpSize;
+      base = feeder.base + kWarpSize;
+      __syncwarp();  // lane 0 will write it
     }
     wait_block(ring, shared);
     if (warp == kRowsWarp && threadIdx.x % kWarpSize == 0) shared.piece[ring.stage] = Piece{};
@@ -92,10 +92,9 @@ struct Feed {
     return Source::likely_block(args);
   }
 
-  // This warp's part of the blocks base + i that have bit i of `left` set.
+  // This warp's part of the blocks it looked at that have their bit of `left` set.
   static __device__ __forceinline__ void hand_over(int warp,
                                                    uint32_t left,
-                                                   int base,
                                                    const ptx::TensorMap& q_map,
                                                    const ptx::TensorMap& k_map,
                                                    const Arguments& args,
@@ -104,7 +103,8 @@ struct Feed {
                                                    Storage& shared) {
     for (; left != 0; left &= left - 1) {
       const int lane = __ffs(left) - 1;
-      const Task task = Source::task(args, shared.found[warp - kMathWarps][lane], base + lane);
+      const Feeder& feeder = shared.feeders[warp - kMathWarps];
+      const Task task = Source::task(args, feeder.found[lane], feeder.base + lane);
       if (warp == kLoadWarp) {
         const auto place = Source::look_up(args, task);
         wait_block(ring, shared);

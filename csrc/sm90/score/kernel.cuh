@@ -48,8 +48,10 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
   ptx::griddepcontrol_launch_dependents();
   Source::prefetch(args);
   if (args.schedule != nullptr) Range<Tiling, Source>::read_range(args, shared);
-  if (Range<Tiling, Source>::range_by_all(args))
+  if (Range<Tiling, Source>::range_by_all(args)) {
     Range<Tiling, Source>::find_range_by_all(args, shared);
+    __syncthreads();
+  }
 
   // setmaxnreg hands out what the launch got: 96 registers a thread.
   constexpr int kMathRegisters = Source::kMathRegisters;

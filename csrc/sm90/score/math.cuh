@@ -31,6 +31,7 @@ struct Math {
   static constexpr auto kAligned = Tiling::kAligned;
   static constexpr auto kStages = Tiling::kStages;
   static constexpr auto kStageRows = Tiling::kStageRows;
+  static constexpr auto kTurns = Tiling::kTurns;
 
   // What a warpgroup knows of its block.
   struct Block {
@@ -41,7 +42,8 @@ struct Math {
     uint32_t turn;    // which of these it is in
     uint32_t begin;   // tokens from `first` that its columns have
     uint32_t end;
-    uint32_t whole_begin;  // tokens from `first` that need no tests; none if warpgroups split tiles
+    uint32_t
+        whole_begin;  // tokens from `first` that need no tests; none if warpgroups split stages
     uint32_t whole_end;
 
     // Whether `count` tokens from the `done`th on need no tests.
@@ -145,26 +147,107 @@ struct Math {
   static __device__ __forceinline__ void stages_in_turn(
       Storage& shared, StageRing& ring, uint32_t& turn, const Block& block, const Thread& thread) {
     const uint32_t stages = (block.length + kStageRows - 1) / kStageRows;
-    const uint32_t skipped = (block.turn - turn) % Tiling::kTurns;
+    const uint32_t skipped = (block.turn - turn) % kTurns;
     StageRing mine = ring;
     mine.advance(skipped);
-#pragma unroll 1
-    for (uint32_t done = skipped * kStageRows; done < block.length;
-         done += Tiling::kTurns * kStageRows) {
-      const Keys k = Tiles::keys(shared, mine.stage);
-      const float* k_scales = shared.k_scale[mine.stage] + thread.tile_row;
-      const int token = block.first + static_cast<int>(done) + thread.tile_row;
-      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_full[mine.stage]), mine.parity);
-#pragma unroll 1
-      for (int i = 0; i < kTiles && done + i * kTileRows < block.end; i++)
-        Tiles::tile(
-            block.q, Tiles::further(k, i), k_scales + i * kTileRows, thread, [] {},
-            TestedStore{thread.rows, token + i * kTileRows});
-      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[mine.stage]));
-      mine.advance(Tiling::kTurns);
+    if constexpr (!Tiling::Format::kConverted) {
+      fp8_stages(shared, mine, skipped * kStageRows, block, thread);
+    } else if constexpr (Tiling::kBlockColumns == Tiling::kProductColumns) {
+      overlapped_stages(shared, mine, skipped * kStageRows, block, thread);
+    } else {
+      converted_stages(shared, mine, skipped * kStageRows, block, thread);
     }
     ring.advance(stages);
-    turn = (turn + stages) % Tiling::kTurns;
+    turn = (turn + stages) % kTurns;
+  }
+
+  // From the `done`th token on.
+  static __device__ __forceinline__ void fp8_stages(
+      Storage& shared, StageRing ring, uint32_t done, const Block& block, const Thread& thread) {
+#pragma unroll 1
+    for (; done < block.length; done += kTurns * kStageRows) {
+      const Keys k = Tiles::keys(shared, ring.stage);
+      const float* k_scales = shared.k_scale[ring.stage] + thread.tile_row;
+      const int token = block.first + static_cast<int>(done) + thread.tile_row;
+      const uint32_t k_empty = ptx::shared_address(&shared.k_empty[ring.stage]);
+      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_full[ring.stage]), ring.parity);
+      if (block.whole(done, kStageRows)) {
+        const WholeStore store(thread.rows, token);
+#pragma unroll
+        for (int i = 0; i < kTiles; i++)
+          Tiles::tile(
+              block.q, Tiles::further(k, i), k_scales + i * kTileRows, thread,
+              [&] {
+                if (i == kTiles - 1) ptx::mbarrier_arrive_warp(k_empty);
+              },
+              [&](int output, Logit logit) { store(output, i, logit); });
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < kTiles && done + i * kTileRows < block.end; i++)
+          Tiles::tile(
+              block.q, Tiles::further(k, i), k_scales + i * kTileRows, thread, [] {},
+              TestedStore{thread.rows, token + i * kTileRows});
+        ptx::mbarrier_arrive_warp(k_empty);
+      }
+      ring.advance(kTurns);
+    }
+  }
+
+  static __device__ __forceinline__ void converted_stages(
+      Storage& shared, StageRing ring, uint32_t done, const Block& block, const Thread& thread) {
+#pragma unroll 1
+    for (; done < block.length; done += kTurns * kStageRows) {
+      const int token = block.first + static_cast<int>(done) + thread.tile_row;
+      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_full[ring.stage]), ring.parity);
+#pragma unroll 1
+      for (int i = 0; i < kTiles && done + i * kTileRows < block.length; i++)
+        Tiles::tile(block.q, Tiles::further(Tiles::keys(shared, ring.stage), i),
+                    shared.k_scale[ring.stage] + i * kTileRows, thread,
+                    TestedStore{thread.rows, token + i * kTileRows});
+      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage]));
+      ring.advance(kTurns);
+    }
+  }
+
+  // The same for blocks of one product: while the tensor cores work at one portion of a tile, the
+  // other one, or the first of the next tile, is converted.
+  static __device__ __forceinline__ void overlapped_stages(
+      Storage& shared, StageRing ring, uint32_t done, const Block& block, const Thread& thread) {
+    if (done >= block.length) return;
+    typename Tiles::Read read;
+    typename Tiles::Operand a;
+    int i = 0;  // of a stage's tiles
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_full[ring.stage]), ring.parity);
+    Tiles::template convert<0>(Tiles::keys(shared, ring.stage), shared.k_scale[ring.stage], read,
+                               a);
+    for (bool more = true; more;) {
+      const int token = block.first + static_cast<int>(done) + i * kTileRows + thread.tile_row;
+      float dots[Tiling::kProductColumns / 2];
+      Tiles::template multiply<0>(a, block.q, dots);
+      Tiles::template convert<1>(Tiles::further(Tiles::keys(shared, ring.stage), i), nullptr, read,
+                                 a);
+      Tiles::template multiply<1>(a, block.q, dots);
+      const float k_scale = read.k_scale();
+      const bool last = ++i == kTiles || done + i * kTileRows >= block.length;
+      if (last) {
+        ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage]));
+        ring.advance(kTurns);
+        done += kTurns * kStageRows, i = 0;
+        more = done < block.length;
+        if (more)
+          ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_full[ring.stage]), ring.parity);
+      }
+      ptx::wgmma_wait_group_1();
+      Tiles::template keep<0>(a);
+      if (more)
+        Tiles::template convert<0>(Tiles::further(Tiles::keys(shared, ring.stage), i),
+                                   shared.k_scale[ring.stage] + i * kTileRows, read, a);
+      ptx::wgmma_wait_group_0(dots);
+      Tiles::template keep<1>(a);
+      typename Tiles::Sums sums;
+      Tiles::weigh(dots, thread, 0, true, sums);
+      Tiles::finish(sums, k_scale, 0, TestedStore{thread.rows, token});
+    }
   }
 
   // A value that all lanes have, in a form that the compiler knows to be uniform.
@@ -203,9 +286,10 @@ struct Math {
       // Converted tiles look at each set themselves.
       block.end = Tiling::Format::kConverted ? block.length : within(columns.end, block.length);
       block.whole_begin = within(columns.whole_first, block.length);
-      block.whole_end = within(columns.whole_end, block.groups == 1 ? block.length : 0);
+      block.whole_end =
+          within(columns.whole_end, kTurns > 1 || block.groups == 1 ? block.length : 0);
       Tiles::start_block(shared, blocks.stage, set * kColumns, thread);
-      if constexpr (Tiling::kTurns > 1) {
+      if constexpr (kTurns > 1) {
         stages_in_turn(shared, stages, turn, block, thread);
       } else {
         every_stage(shared, stages, block, thread);

@@ -59,13 +59,15 @@ struct Paged {
   using Logit = typename Tiling::Logit;
   using Storage = typename Tiling::Storage;
   using StageRing = typename Tiling::StageRing;
-  static constexpr int kMathRegisters = Tiling::kBlockColumns < 128 ? 96 : Tiling::Format::kConverted ? 104 : 112;
+  static constexpr int kMathRegisters = Tiling::Format::kConverted    ? 104
+                                        : Tiling::kBlockColumns < 128 ? 96
+                                                                      : 112;
   static constexpr int kAutoSplit = kScheduleSplit;  // tokens of a task where no schedule is given
   static constexpr auto kBlock = Tiling::kBlock;
   static constexpr auto kRowBytes = Tiling::kRowBytes;
   static constexpr auto kStageRows = Tiling::kStageRows;
   // Blocks of a group, which may have more rows than a block.
-  static constexpr int kParts = Tiling::kTurns == 1 && kBlock < kGroupRows ? kGroupRows / kBlock : 1;
+  static constexpr int kParts = Tiling::kSets == 4 && kBlock < kGroupRows ? kGroupRows / kBlock : 1;
   static_assert(kStageRows / 8 <= kWarpSize, "a lane loads at most one page of a stage");
 
   // A block's part of a CTA's range.
@@ -118,7 +120,7 @@ struct Paged {
     constexpr int kLine = 128 / sizeof(int32_t);
     const int lines = ceil_div(ceil_div(args.limit, 1 << args.page_shift), kLine);
     const int line = row * gridDim.x + blockIdx.x, request = line / max(lines, 1);
-    if (request < args.requests)
+    if (lines > 0 && request < args.requests)
       ptx::prefetch_l2(args.table + request * args.table_row_stride +
                        (line - request * lines) * kLine * args.table_column_stride);
   }
@@ -136,9 +138,9 @@ struct Paged {
 
   // Moves the ends of a long range to the first and past the last group that has tokens, by the math
   // threads. A schedule of another batch may give a CTA all groups, and warps get past 32 empty ones
-  // in the time that so many threads need for 8 each.
+  // in the time that so many threads need for 16 each.
   static __device__ __forceinline__ void narrow(const Arguments& args, Storage& shared) {
-    constexpr int kEach = 8;
+    constexpr int kEach = 16;
     if (args.schedule == nullptr && groups(args) <= kWarpSize) return;  // found by each warp
     ptx::bar_sync(kMathBarrier, kMathThreads);
     const Cut begin = shared.cuts.cuts[0], end = shared.cuts.cuts[1];
@@ -223,8 +225,8 @@ struct Paged {
                                                 uint32_t token,
                                                 uint32_t end) {
     if (token >= end) return -1;
-    return args.table[row * args.table_row_stride +
-                      (token >> args.page_shift) * args.table_column_stride];
+    return args
+        .table[row * args.table_row_stride + (token >> args.page_shift) * args.table_column_stride];
   }
 
   // The row of the block table for a task, and what it says of this lane's first page.
@@ -247,7 +249,8 @@ struct Paged {
                                                 Place place,
                                                 StageRing& ring,
                                                 Storage& shared) {
-    uint32_t token = task.first + (threadIdx.x % kWarpSize << args.page_shift);  // of this lane's page
+    uint32_t token =
+        task.first + (threadIdx.x % kWarpSize << args.page_shift);  // of this lane's page
     int page = place.page;
     for (uint32_t done = 0; done < Tiling::padded(task.length);) {
       const bool exists = static_cast<uint32_t>(page) < static_cast<uint32_t>(args.pages);
@@ -258,8 +261,8 @@ struct Paged {
       token += kWarpSize << args.page_shift;
       page = page_of(args, place.row, token, task.first + task.length);
       const uint32_t left = Tiling::padded(task.length) - done;
-      const uint32_t stages = min((left + kStageRows - 1) / kStageRows,
-                                  (kWarpSize << args.page_shift) / kStageRows);
+      const uint32_t stages =
+          min((left + kStageRows - 1) / kStageRows, (kWarpSize << args.page_shift) / kStageRows);
       __syncwarp();
       if (ptx::elect_one()) load_stages(k_map, args, task, done, stages, ring, shared);
       __syncwarp();
@@ -290,11 +293,12 @@ struct Paged {
       const Page* page = &shared.pages[i >> args.page_shift];
 #pragma unroll 1
       for (int row = 0; row < kStageRows; row += rows, page++) {
-        ptx::cp_async_bulk_tensor_3d_load(
-            ptx::shared_address(shared.k[ring.stage]) + row * kRowBytes, &k_map, 0, within,
-            page->number, k_full);
+        const Page copied = *page;
+        ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.k[ring.stage]) +
+                                              row * kRowBytes,
+                                          &k_map, 0, within, copied.number, k_full);
         ptx::cp_async_bulk_load(ptx::shared_address(&shared.k_scale[ring.stage][row]),
-                                page->scales + within * 4, rows * 4, k_full);
+                                copied.scales + within * 4, rows * 4, k_full);
       }
     }
   }

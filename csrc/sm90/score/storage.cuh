@@ -16,7 +16,7 @@ constexpr int kLoadWarp = kMathWarps, kRowsWarp = kMathWarps + 1;
 constexpr int kWeightsWarp = kMathWarps + 2, kCleanWarp = kMathWarps + 3;
 constexpr int kFeedingWarps = 3;
 constexpr int kMathBarrier = 2;  // of the math threads
-constexpr int kTileRows = 64;  // of one wgmma
+constexpr int kTileRows = 64;    // of one wgmma
 
 // What math needs of a row: where token 0 of its window form lies, and which tokens to write.
 struct alignas(16) Row {
@@ -41,6 +41,13 @@ struct Found {
   int32_t first;
   uint32_t length;
   int32_t rows;
+};
+
+// What a feeding warp keeps here, since it is short of registers.
+struct Feeder {
+  Cut range[2];  // its copy of [begin, end)
+  Found found[kWarpSize];
+  int32_t base;  // the first block that it looks at
 };
 
 // A page of a KV cache: its scales in global memory, and its number, -1 for none.
@@ -93,8 +100,7 @@ struct SharedStorage {
   uint64_t q_full[2], q_empty[2];
   uint64_t k_full[kStages], k_empty[kStages];
   CutStorage<kThreads> cuts;
-  Cut range[kFeedingWarps][2];  // each one's copy of [begin, end)
-  Found found[kFeedingWarps][kWarpSize];
+  Feeder feeders[kFeedingWarps];
   int32_t used[2];  // first and last row of a range that have tokens
 };
 
@@ -151,6 +157,9 @@ struct Tiling {
 
   static_assert(kTurns > 1 || kBodyTiles % kTiles == 0, "a body is whole stages");
   static_assert(kStages % kAligned == 0, "bodies fit into the ring");
+  // A warpgroup that had not waited for what a place of the ring held before could take the end of
+  // that phase for the end of the next.
+  static_assert(kStages % kTurns == 0, "a place of the ring is always the same warpgroups'");
 
   using Storage = SharedStorage<kQBuffers,
                                 kQBytes,

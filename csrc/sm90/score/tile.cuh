@@ -61,7 +61,7 @@ struct Fp8Tile : Epilogue<Tiling> {
 };
 
 // Keys are read into registers and become bfloat16 there; queries lie converted in shared memory,
-// their dims in the same order (queries.cuh).
+// their dims in the same order (queries.cuh). A thread's dims of a key come in two portions.
 template <typename Tiling>
 struct ConvertedTile : Epilogue<Tiling> {
   using Base = Epilogue<Tiling>;
@@ -73,10 +73,26 @@ struct ConvertedTile : Epilogue<Tiling> {
   using Keys = const unsigned char*;
   using TestedStore = typename Base::TestedStore;
   static constexpr auto kBlockColumns = Tiling::kBlockColumns;
-  static constexpr int kSteps = Row::kSteps;
   static constexpr int kProduct = Base::kColumns * 128 / 16;  // from one to the next in descriptors
   static constexpr int kProductsOfSet = Tiling::kColumns / Base::kColumns;
   static constexpr bool kWideRows = Tiling::kHeads > Base::kColumns;  // two products each
+  static constexpr int kSteps = Row::kSteps / 2;                      // of a portion
+  static constexpr int kWords = Row::kHalves * Row::kWords / 2;
+
+  // The operand A, by portion and step.
+  using Operand = uint32_t[2][kSteps][4];
+
+  // What a thread reads of its two keys, which are 8 apart.
+  struct Read {
+    uint32_t words[2][Row::kWords];  // of half a row, if rows have halves
+    uint32_t codes[2];               // the scale of each key, or its block scales
+    typename Format::Scale scales[2]{0, 0};
+
+    // The scale of the key whose logits this thread stores.
+    __device__ __forceinline__ float k_scale() const {
+      return __uint_as_float(threadIdx.x % 2 == 0 ? codes[0] : codes[1]);
+    }
+  };
 
   // Of a product's rows, or of a row that takes two products.
   struct Sums {
@@ -93,79 +109,79 @@ struct ConvertedTile : Epilogue<Tiling> {
     return keys + tiles * kTileRows * Row::kBytes;
   }
 
-  // This thread's words of a key: [half][word].
-  static __device__ __forceinline__ void load_words(Keys keys,
-                                                    int key,
-                                                    uint32_t (&words)[Row::kHalves][Row::kWords]) {
-    const int c = threadIdx.x % 4;
+  // One portion of A; portion 0 comes first. `scales` are those of the tile's first key on.
+  template <int kPortion>
+  static __device__ __forceinline__ void convert(Keys keys,
+                                                 const float* scales,
+                                                 Read& read,
+                                                 Operand& a) {
+    const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
+    const int key = warp * 16 + Tiling::key_of(lane / 4);
 #pragma unroll
-    for (int half = 0; half < Row::kHalves; half++) {
-      // Rows of 128 bytes lie swizzled.
-      const int chunk = Row::kBytes == 128 ? (half * 4 + c) ^ key % 8 : c;
-      const unsigned char* at = keys + key * Row::kBytes + chunk * Row::kChunk;
-      if constexpr (Row::kChunk == 16) {
-        const uint4 loaded = *reinterpret_cast<const uint4*>(at);
-        words[half][0] = loaded.x, words[half][1] = loaded.y;
-        words[half][2] = loaded.z, words[half][3] = loaded.w;
-      } else {
-        const uint2 loaded = *reinterpret_cast<const uint2*>(at);
-        words[half][0] = loaded.x, words[half][1] = loaded.y;
-      }
+    for (int i = 0; i < 2; i++) {
+      if (kPortion == 0) read.codes[i] = __float_as_uint(scales[key + i * 8]);
+      if (kPortion == 0 || Row::kHalves == 2)
+        load_words(keys, key + i * 8, kPortion, read.words[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      if (kPortion == 0 || Row::kHalves == 2)
+        read.scales[i] = typename Format::Scale(Row::code(read.codes[i], kPortion, lane % 4));
+      convert_key<kPortion>(read.words[i], read.scales[i], i, a);
     }
   }
 
-  // Registers `at` and `at` + 2 of A for every step, from a key's words and scales.
-  static __device__ __forceinline__ void convert(const uint32_t (&words)[Row::kHalves][Row::kWords],
-                                                 uint32_t codes,
-                                                 int at,
-                                                 uint32_t (&a)[kSteps][4]) {
+  // This thread's words of a key, or of half a key.
+  static __device__ __forceinline__ void load_words(Keys keys,
+                                                    int key,
+                                                    int half,
+                                                    uint32_t (&words)[Row::kWords]) {
     const int c = threadIdx.x % 4;
+    // Rows of 128 bytes lie swizzled.
+    const int chunk = Row::kBytes == 128 ? (half * 4 + c) ^ key % 8 : c;
+    const unsigned char* at = keys + key * Row::kBytes + chunk * Row::kChunk;
+    if constexpr (Row::kChunk == 16) {
+      const uint4 loaded = *reinterpret_cast<const uint4*>(at);
+      words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
+    } else {
+      const uint2 loaded = *reinterpret_cast<const uint2*>(at);
+      words[0] = loaded.x, words[1] = loaded.y;
+    }
+  }
+
+  // Registers `at` and `at` + 2 of A for every step of a portion, from a key's words.
+  template <int kPortion>
+  static __device__ __forceinline__ void convert_key(const uint32_t (&words)[Row::kWords],
+                                                     const typename Format::Scale& scale,
+                                                     int at,
+                                                     Operand& a) {
+    constexpr int kFirst = Row::kHalves == 2 ? 0 : kPortion * kWords;
 #pragma unroll
-    for (int half = 0; half < Row::kHalves; half++) {
-      const typename Format::Scale scale(Row::code(codes, half, c));
+    for (int word = 0; word < kWords; word++)
 #pragma unroll
-      for (int word = 0; word < Row::kWords; word++)
+      for (int i = 0; i < Format::kStepsOfWord; i++) {
+        const Pairs pairs = scale(Format::decode(words[kFirst + word], i));
+        const int step = word * Format::kStepsOfWord + i;
+        a[kPortion][step][at] = pairs.low, a[kPortion][step][at + 2] = pairs.high;
+      }
+    if constexpr (Format::kTwoFactors) {
+      if (__any_sync(kAllLanes, scale.large)) {
 #pragma unroll
-        for (int i = 0; i < Format::kStepsOfWord; i++) {
-          const Pairs pairs = scale(Format::decode(words[half][word], i));
-          const int step = (half * Row::kWords + word) * Format::kStepsOfWord + i;
-          a[step][at] = pairs.low, a[step][at + 2] = pairs.high;
-        }
-      if constexpr (Format::kTwoFactors) {
-        if (__any_sync(kAllLanes, scale.large)) {
-#pragma unroll
-          for (int step = 0; step < kSteps; step++) {
-            a[step][at] = ptx::mul_bf16x2(a[step][at], scale.rest);
-            a[step][at + 2] = ptx::mul_bf16x2(a[step][at + 2], scale.rest);
-          }
+        for (int step = 0; step < kSteps; step++) {
+          a[kPortion][step][at] = ptx::mul_bf16x2(a[kPortion][step][at], scale.rest);
+          a[kPortion][step][at + 2] = ptx::mul_bf16x2(a[kPortion][step][at + 2], scale.rest);
         }
       }
     }
   }
 
   // All columns of the block.
-  template <typename Release>
-  static __device__ __forceinline__ void tile(uint64_t q,
-                                              Keys k,
-                                              const float* k_scale_at,
-                                              const Thread& thread,
-                                              Release release,
-                                              TestedStore store) {
-    const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
-    const int key = warp * 16 + Tiling::key_of(lane / 4);
-    // k_scale_at is that of the key whose logits this thread stores, `key` or the one 8 further.
-    const float* scales = k_scale_at - lane % 2 * 8;
-    uint32_t words[2][Row::kHalves][Row::kWords], codes[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      load_words(k, key + i * 8, words[i]);
-      codes[i] = Format::kBlockScaled ? __float_as_uint(scales[i * 8]) : 0;
-    }
-    const float k_scale = Format::kBlockScaled ? 1.0f : *k_scale_at;
-    uint32_t a[kSteps][4];
-    convert(words[0], codes[0], 0, a);
-    convert(words[1], codes[1], 1, a);
-    release();
+  static __device__ __forceinline__ void tile(
+      uint64_t q, Keys k, const float* scales, const Thread& thread, TestedStore store) {
+    Read read;
+    Operand a;
+    convert<0>(k, scales, read, a);
+    convert<1>(k, scales, read, a);
     uint32_t sets = sets_with_tokens(thread, store.token - thread.tile_row);
 #pragma unroll 1
     for (; sets != 0; sets &= sets - 1) {
@@ -175,10 +191,13 @@ struct ConvertedTile : Epilogue<Tiling> {
       for (int i = 0; i < kProductsOfSet; i++) {
         const int product = set * kProductsOfSet + i;
         float dots[Base::kColumns / 2];
-        multiply(a, q + product * kProduct, dots);
+        multiply<0>(a, q + product * kProduct, dots);
+        multiply<1>(a, q + product * kProduct, dots);
+        ptx::wgmma_wait_group_0(dots);
+        keep<0>(a), keep<1>(a);
         weigh(dots, thread, product, !kWideRows, sums);
         if (!kWideRows || i == kProductsOfSet - 1)
-          finish(sums, k_scale, kWideRows ? set : product, store);
+          finish(sums, read.k_scale(), kWideRows ? set : product, store);
       }
     }
   }
@@ -187,24 +206,30 @@ struct ConvertedTile : Epilogue<Tiling> {
   static __device__ __forceinline__ uint32_t sets_with_tokens(const Thread& thread, int first) {
     const int lane = threadIdx.x % kWarpSize;
     const Columns columns = thread.columns[lane % Tiling::kSets];
-    return __ballot_sync(kAllLanes, lane < Tiling::kSets && columns.first < first + kTileRows &&
+    return __ballot_sync(kAllLanes, lane < Tiling::kSets && columns.first - first < kTileRows &&
                                         columns.end > first);
   }
 
-  // Keys by 64 columns.
-  static __device__ __forceinline__ void multiply(uint32_t (&a)[kSteps][4],
+  // Begins to multiply a portion of the keys by 64 columns, a group of its own.
+  template <int kPortion>
+  static __device__ __forceinline__ void multiply(const Operand& a,
                                                   uint64_t q,
                                                   float (&dots)[Base::kColumns / 2]) {
     constexpr int kPanel = kBlockColumns * 128 / 16;  // 64 dims of all columns
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kSteps; step++)
-      ptx::wgmma_k16_bf16(dots, a[step], q + step / 4 * kPanel + step % 4 * 2, step == 0);
+    for (int i = 0; i < kSteps; i++) {
+      const int step = kPortion * kSteps + i;
+      ptx::wgmma_k16_bf16(dots, a[kPortion][i], q + step / 4 * kPanel + step % 4 * 2, step == 0);
+    }
     ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group_0(dots);
+  }
+
+  template <int kPortion>
+  static __device__ __forceinline__ void keep(Operand& a) {
 #pragma unroll
     for (int step = 0; step < kSteps; step++)
-      ptx::keep(a[step]);
+      ptx::keep(a[kPortion][step]);
   }
 
   static __device__ __forceinline__ void weigh(const float (&dots)[Base::kColumns / 2],
@@ -212,9 +237,13 @@ struct ConvertedTile : Epilogue<Tiling> {
                                                int product,
                                                bool first,
                                                Sums& sums) {
-    float weights[Base::kColumns / 4];
-    Base::load_weights(thread.weights + product * Base::kColumns, weights);
-    Base::weigh_heads(dots, weights, first, sums.of);
+    if constexpr (Base::kKeepWeights) {
+      Base::weigh_heads(dots, thread.kept, first, sums.of);
+    } else {
+      float weights[Base::kColumns / 4];
+      Base::load_weights(thread.weights + product * Base::kColumns, weights);
+      Base::weigh_heads(dots, weights, first, sums.of);
+    }
   }
 
   // The logits of the `index`'th product, or of the `index`'th row where two products are one.

@@ -86,7 +86,9 @@ class Tiles:
         per_block = 2 * (self.columns * 4 + self.block * 16 + 20 + self.sets * 16)
         barriers = 8 * (2 * 2 + 2 * self.stages)
         cuts = 8 * (THREADS // WARP) + 2 * 8 + FEEDING_WARPS * (2 * 8 + WARP * 12 + 4) + 2 * 4
-        return _aligned(rings + FILL_BYTES + PAGES_BYTES + scales + per_block + barriers + cuts, 1024)
+        return _aligned(
+            rings + FILL_BYTES + PAGES_BYTES + scales + per_block + barriers + cuts, 1024
+        )
 
 
 ELEMENTS: dict[Format, str] = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4"}

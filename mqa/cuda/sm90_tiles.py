@@ -154,7 +154,7 @@ TURN_STAGES = 20
 
 
 def in_turn(heads: int, dim: int, columns: int, elements: str) -> Tiles:
-    """Tiles whose stages are each the work of one warpgroup, or of half of them: many small ones."""
+    """Tiles of many small stages, each the work of one or two math warpgroups."""
     rows = 128 if dim == 128 or elements == "Fp8" else 256
     # A multiple of the turns, so that a place of the ring is always the same warpgroups'.
     every = (Tiles(heads, dim, rows, n, columns, elements) for n in range(TURN_STAGES, 0, -4))

@@ -90,7 +90,7 @@ MX_PAGED = ("B=9 next_n=1 varlen=1 H=32 D=128 P=8 lens=random q_scale_off=4 cach
 
 
 def sized(path: str, format: str = "fp8") -> str:
-    """300 columns of logits unless it says so, a table as wide as they need, and a page to spare."""
+    """A table as wide as the logits need, 300 columns unless it says so, and a page to spare."""
     path = path if " L=" in path else f"{path} L=300"
     facts = dict(word.split("=") for word in path.split())
     columns = -(-int(facts["L"]) // int(facts["P"]))

@@ -86,23 +86,36 @@ __device__ __forceinline__ void fill_range(Logit* begin, Logit* end, const FillS
   }
 }
 
-// Writes -inf to every entry outside the windows of rows part, part + parts, ..., by one warp.
+// Of -inf in [begin, end) of a row, piece `index` of `pieces`.
+template <typename Logit>
+__device__ __forceinline__ void fill_piece(
+    Logit* line, int begin, int end, int index, int pieces, const FillStorage& storage) {
+  const uint32_t length = end - begin, size = ceil_div(end - begin, pieces);
+  const uint32_t from = min(index * size, length), to = min(from + size, length);
+  fill_range(line + begin + from, line + begin + to, storage);
+}
+
+// Writes -inf to every entry outside the windows, CTA `part` of `parts` its share, by one warp: rows
+// in turn, each by one CTA, or by several where there are more CTAs than rows.
 template <typename Logit, typename RowWindows>
 __device__ __forceinline__ void clean_rows(const Logits<Logit>& logits,
                                            const RowWindows& windows,
                                            int part,
                                            int parts,
                                            FillStorage& storage) {
+  const int pieces = max(parts / windows.rows, 1), step = parts / pieces;
+  const int first = part / pieces, index = part % pieces;
+  if (first >= step) return;
   prepare_fill<Logit>(storage);
-  Window window = windows[part];
-  for (int row = part; row < windows.rows;) {
+  Window window = windows[first];
+  for (int row = first; row < windows.rows;) {
     Logit* line = logits.data + row * logits.stride;
     const int2 filled = logits.filled(window);
     // The next window is on its way while this row is written. Rows may end near 2^31.
-    const int next = row < windows.rows - parts ? row + parts : windows.rows;
+    const int next = row < windows.rows - step ? row + step : windows.rows;
     window = windows[next];
-    fill_range(line, line + filled.x, storage);
-    fill_range(line + filled.y, line + logits.width, storage);
+    fill_piece(line, 0, filled.x, index, pieces, storage);
+    fill_piece(line, filled.y, logits.width, index, pieces, storage);
     ptx::cp_async_bulk_commit_group();
     row = next;
   }

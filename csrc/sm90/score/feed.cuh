@@ -77,10 +77,9 @@ struct Feed {
   static __device__ __forceinline__ int begin_range(const Arguments& args,
                                                     Storage& shared,
                                                     Cut (&range)[2]) {
-    ptx::bar_sync(kRangeBarrier, kThreads);
-    Cut cuts[2];
-    Range<Tiling, Source>::find_range(args, shared, cuts);
-    if (threadIdx.x % kWarpSize == 0) range[0] = cuts[0], range[1] = cuts[1];
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
+    if (threadIdx.x % kWarpSize < 2)
+      range[threadIdx.x % kWarpSize] = shared.cuts.cuts[threadIdx.x % kWarpSize];
     __syncwarp();
     return Source::first_block(range);
   }

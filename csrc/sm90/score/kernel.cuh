@@ -13,22 +13,28 @@
 
 namespace mqa::sm90 {
 
-// Barriers and tensor maps, by one thread, of another warp than those that read the schedule.
+// Barriers and tensor maps, by a warp other than that which reads the schedule.
 template <typename Tiling>
 __device__ __forceinline__ void prepare(const ptx::TensorMap& q_map,
                                         const ptx::TensorMap& k_map,
                                         int k_arrivals,
                                         typename Tiling::Storage& shared) {
-  if (threadIdx.x != kWarpSize) return;
-  ptx::prefetch_tensormap(&q_map);
-  ptx::prefetch_tensormap(&k_map);
-  for (int i = 0; i < 2; i++) {
-    ptx::mbarrier_init(ptx::shared_address(&shared.q_full[i]), 1 + ptx::kWarpArrivals + kWarpSize);
-    ptx::mbarrier_init(ptx::shared_address(&shared.q_empty[i]), kMathWarps * ptx::kWarpArrivals);
+  if (threadIdx.x / kWarpSize != 1) return;
+  const int lane = threadIdx.x % kWarpSize;
+  static_assert(Tiling::kStages <= kWarpSize, "a lane for each stage");
+  if (lane == 0) {
+    ptx::prefetch_tensormap(&q_map);
+    ptx::prefetch_tensormap(&k_map);
+    ptx::mbarrier_init(ptx::shared_address(&shared.range_known), ptx::kWarpArrivals);
   }
-  for (int i = 0; i < Tiling::kStages; i++) {
-    ptx::mbarrier_init(ptx::shared_address(&shared.k_full[i]), k_arrivals);
-    ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[i]),
+  if (lane < 2) {
+    ptx::mbarrier_init(ptx::shared_address(&shared.q_full[lane]),
+                       1 + ptx::kWarpArrivals + kWarpSize);
+    ptx::mbarrier_init(ptx::shared_address(&shared.q_empty[lane]), kMathWarps * ptx::kWarpArrivals);
+  }
+  if (lane < Tiling::kStages) {
+    ptx::mbarrier_init(ptx::shared_address(&shared.k_full[lane]), k_arrivals);
+    ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[lane]),
                        Tiling::kReaderWarps * ptx::kWarpArrivals);
   }
   ptx::fence_mbarrier_init();
@@ -47,7 +53,11 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   Source::prefetch(args);
-  if (args.schedule != nullptr) Range<Tiling, Source>::read_range(args, shared);
+  // The schedule is on its way while the warps meet.
+  Cut entry{};
+  if (args.schedule != nullptr) entry = Range<Tiling, Source>::read_entry(args);
+  __syncthreads();
+  if (args.schedule != nullptr) Range<Tiling, Source>::store_entry(args, entry, shared);
   if (Range<Tiling, Source>::range_by_all(args)) {
     Range<Tiling, Source>::find_range_by_all(args, shared);
     __syncthreads();
@@ -59,8 +69,10 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
   constexpr bool kHandOut = kMathRegisters != kOtherRegisters;
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   if (warp < kMathWarps) {
+    if (args.schedule == nullptr && !Range<Tiling, Source>::range_by_all(args) && warp == 0)
+      Range<Tiling, Source>::find_range_by_warp(args, shared);
     Source::narrow(args, shared);
-    ptx::bar_sync(kRangeBarrier, kThreads);  // feed has looked around meanwhile
+    if (warp == 0) ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.range_known));
     if constexpr (kHandOut) ptx::setmaxnreg_inc<kMathRegisters>();
     Math<Tiling>::math(shared, [&](const Piece& piece, int buffer) {
       if constexpr (Tiling::Format::kConverted)
@@ -70,10 +82,7 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     if constexpr (kHandOut) ptx::setmaxnreg_dec<kOtherRegisters>();
     if (warp != kCleanWarp) {
       Feed<Tiling, Source>::feed(warp, q_map, k_map, args, shared);
-      return;
-    }
-    ptx::bar_sync(kRangeBarrier, kThreads);
-    if (args.clean) {
+    } else if (args.clean) {
       clean_rows(Source::logits(args), Source::windows(args), blockIdx.x, gridDim.x, shared.fill);
     }
   }

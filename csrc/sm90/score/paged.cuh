@@ -138,10 +138,10 @@ struct Paged {
 
   // Moves the ends of a long range to the first and past the last group that has tokens, by the math
   // threads. A schedule of another batch may give a CTA all groups, and warps get past 32 empty ones
-  // in the time that so many threads need for 16 each.
+  // in the time that so many threads need for 8 each.
   static __device__ __forceinline__ void narrow(const Arguments& args, Storage& shared) {
-    constexpr int kEach = 16;
-    if (args.schedule == nullptr && groups(args) <= kWarpSize) return;  // found by each warp
+    constexpr int kEach = 8;
+    if (args.schedule == nullptr && groups(args) <= kWarpSize) return;  // not long
     ptx::bar_sync(kMathBarrier, kMathThreads);
     const Cut begin = shared.cuts.cuts[0], end = shared.cuts.cuts[1];
     if (end.block - begin.block <= 4 * kWarpSize) return;

@@ -12,40 +12,44 @@ struct Range {
   using Storage = typename Tiling::Storage;
   using Arguments = typename Source::Arguments;
 
-  // Whether all threads have to find this CTA's range together; else each warp does that alone.
+  // Whether all threads have to find this CTA's range together; else one warp does.
   static __device__ __forceinline__ bool range_by_all(const Arguments& args) {
     return args.schedule == nullptr && Source::groups(args) > kWarpSize;
   }
 
-  // This CTA's cuts of a schedule, read once: its warps must not see different ones, even if
-  // somebody writes to the schedule meanwhile. By two threads.
-  static __device__ __forceinline__ void read_range(const Arguments& args, Storage& shared) {
+  // This CTA's cuts of a schedule, read once, by two threads: its warps must not see different ones,
+  // even if somebody writes to the schedule meanwhile.
+  static __device__ __forceinline__ Cut read_entry(const Arguments& args) {
+    if (threadIdx.x >= 2) return {};
+    const int32_t* entry =
+        args.schedule + (static_cast<int64_t>(blockIdx.x) + threadIdx.x) * args.schedule_row_stride;
+    return {entry[0], entry[args.schedule_column_stride]};
+  }
+
+  // Whatever is stored, the first and the last part reach to the ends.
+  static __device__ __forceinline__ void store_entry(const Arguments& args,
+                                                     Cut entry,
+                                                     Storage& shared) {
     const int i = threadIdx.x;
     if (i >= 2) return;
-    const int32_t* entry =
-        args.schedule + (static_cast<int64_t>(blockIdx.x) + i) * args.schedule_row_stride;
-    Cut cut = Source::cut_of(args, {entry[0], max(entry[args.schedule_column_stride], 0)});
-    // Whatever is stored, the first and the last part reach to the ends.
+    Cut cut = Source::cut_of(args, {entry.block, max(entry.split, 0)});
     if (blockIdx.x + i == 0) cut = {0, 0};
     if (blockIdx.x + i == gridDim.x) cut = {Source::groups(args), 0};
     shared.cuts.cuts[i] = cut;
   }
 
+  // Without a schedule, balanced by cost.
   static __device__ __forceinline__ void find_range_by_all(const Arguments& args, Storage& shared) {
     find_cuts<kThreads>(Source::groups(args), blockIdx.x, gridDim.x, shared.cuts,
                         [&](int group) { return Source::weigh(args, group); });
   }
 
-  // This CTA's range of tasks [cuts[0], cuts[1]): from the schedule, else balanced by cost.
-  static __device__ __forceinline__ void find_range(const Arguments& args,
-                                                    const Storage& shared,
-                                                    Cut (&cuts)[2]) {
-    if (args.schedule != nullptr || range_by_all(args)) {
-      cuts[0] = shared.cuts.cuts[0], cuts[1] = shared.cuts.cuts[1];
-    } else {
-      find_cuts_by_warp(Source::groups(args), blockIdx.x, gridDim.x, cuts,
-                        [&](int group) { return Source::weigh(args, group); });
-    }
+  static __device__ __forceinline__ void find_range_by_warp(const Arguments& args,
+                                                            Storage& shared) {
+    Cut cuts[2];
+    find_cuts_by_warp(Source::groups(args), blockIdx.x, gridDim.x, cuts,
+                      [&](int group) { return Source::weigh(args, group); });
+    if (threadIdx.x % kWarpSize == 0) shared.cuts.cuts[0] = cuts[0], shared.cuts.cuts[1] = cuts[1];
   }
 
   // What a range has of a block of `rows` rows of `group`, whose tokens are `hull`. By one thread.

@@ -15,9 +15,8 @@ constexpr int kThreads = kMathThreads + kOtherThreads;
 constexpr int kLoadWarp = kMathWarps, kRowsWarp = kMathWarps + 1;
 constexpr int kWeightsWarp = kMathWarps + 2, kCleanWarp = kMathWarps + 3;
 constexpr int kFeedingWarps = 3;
-constexpr int kMathBarrier = 2;   // of the math threads
-constexpr int kRangeBarrier = 3;  // of all threads, in whatever role: this CTA's range is known
-constexpr int kTileRows = 64;     // of one wgmma
+constexpr int kMathBarrier = 2;  // of the math threads
+constexpr int kTileRows = 64;    // of one wgmma
 
 // What math needs of a row: where token 0 of its window form lies, and which tokens to write.
 struct alignas(16) Row {
@@ -100,6 +99,7 @@ struct SharedStorage {
   Columns columns[2][kSets];
   uint64_t q_full[2], q_empty[2];
   uint64_t k_full[kStages], k_empty[kStages];
+  uint64_t range_known;  // this CTA's range, in cuts
   CutStorage<kThreads> cuts;
   Feeder feeders[kFeedingWarps];
   int32_t used[2];  // first and last row of a range that have tokens

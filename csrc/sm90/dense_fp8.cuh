@@ -13,11 +13,12 @@
 //   weights  1 warp         weights of a block's rows, by cp.async if they are float32
 //   clean    1 warp         -inf outside the windows, by bulk stores
 //
-//   barrier   filled by                                          arrivals   waited on by
-//   q_full    load (tx bytes), rows, weights (every lane)              34   math
-//   q_empty   math, a lane of each warp                                16   load, rows, weights
-//   k_full    load (tx bytes), its cp.async if scales need them   1 or 33   math
-//   k_empty   math, a lane of each warp                                16   load
+//   barrier       filled by                                          arrivals   waited on by
+//   q_full        load (tx bytes), rows, weights (every lane)              34   math
+//   q_empty       math, a lane of each warp                                16   load, rows, weights
+//   k_full        load (tx bytes), its cp.async if scales need them   1 or 33   math
+//   k_empty       math, a lane of each warp                                16   load
+//   range_known   math, a lane of the first warp, once                      1   load, rows, weights
 //
 // load, rows and weights go through the same blocks in the same order, each by its own arithmetic,
 // and end the sequence with an empty block. Each block's stages are filled up with empty ones to a

@@ -189,13 +189,14 @@ def arrivals_of_roles() -> dict[str, set[int]]:
         # Scales at any address or stride come by the load warp's cp.async, others in bulk.
         "k_full": {expect_tx, expect_tx + WARP},
         "k_empty": {math_lanes},
+        "range_known": {1},
     }
 
 
 def table_of_the_kernel() -> dict[str, set[int]]:
     """The arrivals in the table of barriers at the top of the kernel's source."""
     source = (compiler.sources() / DENSE.kernel.source).read_text()
-    rows = re.findall(r"^//   ([qk]_\w+) .*?((?:\d+ or )?\d+)   \w+", source, re.MULTILINE)
+    rows = re.findall(r"^//   ([qk]_\w+|range_known) .*?((?:\d+ or )?\d+)   \w+", source, re.MULTILINE)
     return {name: {int(n) for n in numbers.split(" or ")} for name, numbers in rows}
 
 

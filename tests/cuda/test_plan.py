@@ -196,7 +196,9 @@ def arrivals_of_roles() -> dict[str, set[int]]:
 def table_of_the_kernel() -> dict[str, set[int]]:
     """The arrivals in the table of barriers at the top of the kernel's source."""
     source = (compiler.sources() / DENSE.kernel.source).read_text()
-    rows = re.findall(r"^//   ([qk]_\w+|range_known) .*?((?:\d+ or )?\d+)   \w+", source, re.MULTILINE)
+    rows = re.findall(
+        r"^//   ([qk]_\w+|range_known) .*?((?:\d+ or )?\d+)   \w+", source, re.MULTILINE
+    )
     return {name: {int(n) for n in numbers.split(" or ")} for name, numbers in rows}
 
 

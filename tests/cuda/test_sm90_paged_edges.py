@@ -153,3 +153,15 @@ def test_strides_of_dimensions_of_size_one_mean_nothing(sm90: Any) -> None:
     single = {"kv_cache": page, "block_table": zero, "context_lens": zero + 50}
     plain = single | {"kv_cache": t["cache"][:1]}
     assert_bitwise(sm90.call(case, one, **single), sm90.call(case, one, **plain))
+
+
+@pytest.mark.parametrize("B", [1, 2, 7, 50, 66, 67, 131, 133, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_wide_results_are_cleaned_by_many_ctas(sm90: Any, dtype: torch.dtype, B: int) -> None:
+    """A row is shared out where there are fewer rows than CTAs, with any number of CTAs."""
+    out = "float32" if dtype is torch.float32 else "bfloat16"
+    layout = f"out_off={4 if out == 'float32' else 2} out_stride=60007 out={out}"
+    line = f"next_n=1 H=8 D=64 lens=random clean=1 regime=exact {layout} seed={B}"
+    problem = paged_line(64, 600, line, B=B).replace("L=600", "L=60001")
+    for sms in ("", " sms=1", " sms=5", " sms=131"):
+        sm90.check(problem + sms)

@@ -1,0 +1,112 @@
+"""Hopper's kernels on CPU tensors, as a backend that a call gets only by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from mqa.cuda import cache, compiler
+from mqa.cuda.plan import Plan
+from mqa.cuda.sm90 import METADATA, SM90, dense_facts, dense_kernels, dense_plan
+from mqa.cuda.sm90_paged import paged_facts, paged_kernels, paged_plan
+from mqa.cuda.sm90_tiles import ELEMENTS
+from mqa.prepared import Launch
+from mqa.problem import Format, PagedProblem, Problem
+from mqa.validate import DenseCall, PagedCall
+
+ARCH = "sm_90a"
+
+
+class Emulated:
+    """What the backend `sm90` would launch, executed by `mqa.emulator`: slow, and checked."""
+
+    name = "sm90-emulated"
+    by_default = False
+
+    def reasons_against(self, problem: Problem, device: torch.device) -> Iterator[str]:
+        if device.type != "cpu":
+            yield f"emulates on the CPU, this is {device}"
+        elif (missing := self.unusable_here()) is not None:
+            yield missing
+        yield from SM90.problem_reasons(problem)
+
+    def unusable_here(self) -> str | None:
+        missing = compiler.unavailable()
+        return None if missing is None else "; ".join(map(str.strip, missing.splitlines()))
+
+    def dense(self, call: DenseCall, out: Tensor) -> Launch | None:
+        plan = dense_plan(dense_facts(call, out, ELEMENTS[call.problem.format]))
+        tensors = {
+            "q": call.q,
+            "q_scale": call.q_scale,
+            "kv": call.k if call.problem.N else call.q,
+            "kv_scale": call.kv_scale,
+            "w": call.weights,
+            "start": call.start,
+            "end": call.end,
+            "schedule": call.schedule,
+            "out": out,
+        }
+        execute(plan, tensors)
+        return None
+
+    def paged(self, call: PagedCall, out: Tensor) -> None:
+        plan = paged_plan(paged_facts(call, out, ELEMENTS[call.problem.format]))
+        tensors = {
+            "q": call.q,
+            "q_scale": call.q_scale,
+            "cache": call.kv_cache if call.problem.blocks else call.q,
+            "w": call.weights,
+            "lens": call.context_lens,
+            "table": call.block_table,
+            "indices": call.indices,
+            "schedule": call.schedule,
+            "out": out,
+        }
+        execute(plan, tensors)
+
+    def dense_metadata(
+        self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
+    ) -> None:
+        raise NotImplementedError
+
+    def paged_metadata(self, context_lens: Tensor, indices: Tensor | None, out: Tensor) -> None:
+        raise NotImplementedError
+
+    def schedules_on(self, device: torch.device) -> bool:
+        """The metadata functions take no backend's name, so they never get this one."""
+        return False
+
+    def accumulator(self, format: Format) -> str:
+        return SM90.accumulator(format)
+
+    def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
+        paged = isinstance(problem, PagedProblem)
+        facts = (problem.H, problem.D, problem.out, ELEMENTS[problem.format])
+        scoring = paged_kernels(*facts) if paged else dense_kernels(*facts)
+        for kernel in scoring:
+            cache.get(kernel, ARCH)
+        return (*map(str, scoring), str(METADATA[paged]))
+
+
+def execute(
+    plan: Plan,
+    tensors: Mapping[str, Tensor | None],
+    *,
+    schedule: str = "eager",
+    seed: int = 0,
+) -> None:
+    """Compile a plan's kernel and run it on CPU tensors.
+
+    Raises EmulationError where the kernel does what it must not.
+    """
+    # What interprets is loaded only where it is used: it needs longer than all else of mqa.
+    from mqa.emulator import executor
+
+    binary = cache.get(plan.kernel, ARCH)
+    executor.run_plan(binary.ptx, binary.symbol, plan, tensors, schedule=schedule, seed=seed)
+
+
+SM90_EMULATED = Emulated()

@@ -239,7 +239,16 @@ class Warp:
         fragment.pc += 1
         if taken:
             fragment.mask &= ~taken
-            self.fragments.append(Fragment(step.target, taken))
+            self._split_off(step.target, taken)
+
+    def _split_off(self, pc: int, mask: int) -> None:
+        """Threads go elsewhere, perhaps to where others are."""
+        for other in self.fragments:
+            if other.pc == pc and (other.wait is None or other.wait.retry):
+                other.mask |= mask
+                other.wait = None
+                return
+        self.fragments.append(Fragment(pc, mask))
 
     def _exit(self, fragment: Fragment, step: Any) -> bool:
         """Whether the whole fragment ended."""

@@ -211,8 +211,9 @@ def _registers_of(at: Instruction) -> tuple[Register, ...]:
             for part in operand.coordinates:
                 visit(part)
 
-    for operand in at.operands[1:]:
-        visit(operand)
+    for i, operand in enumerate(at.operands):
+        if i > 0 or isinstance(operand, Address):
+            visit(operand)
     return tuple(found)
 
 

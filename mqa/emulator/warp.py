@@ -184,7 +184,11 @@ class Warp:
         mask = fragment.mask
         if step.predicate is not None:
             mask &= self._holds(step.predicate)
-        wait = step.effect(self, mask) if mask else None
+        try:
+            wait = step.effect(self, mask) if mask else None
+        except (TypeError, AttributeError):
+            self._explain_pending(fragment.pc)
+            raise
         if wait is not None:
             fragment.wait = wait
             return False

@@ -225,7 +225,8 @@ def _high(bits: int, signed: bool) -> Callable[[Array, Array], Array]:  # noqa: 
 
     def function(x: Array, y: Array) -> Array:
         product: Array = x.astype(wide) * y.astype(wide)
-        return (product >> wide.type(bits)).astype(x.dtype)
+        shifted: Array = (product >> wide.type(bits)).astype(x.dtype)
+        return shifted
 
     return function
 

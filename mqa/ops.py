@@ -244,7 +244,8 @@ def get_paged_mqa_logits_metadata(
     """Schedule of a paged call: cut points `int32` [num_sms + 1, 2], see `docs/semantics.md`.
 
     Args:
-        context_lens: `int32` [B, next_n] as in the call; [B] counts as next_n = 1.
+        context_lens: `int32` [B, next_n], those of all rows. [B] counts as next_n = 1: with
+            such a schedule a call of more rows is right, and most of it lands on few SMs.
         block_kv: P, tokens in a page. The cuts do not depend on it.
         num_sms: SMs to cut for, usually `get_num_sms()`.
         indices: `int32` [B] as in the call, or None.

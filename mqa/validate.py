@@ -127,9 +127,9 @@ def check_dense(
     arguments.expect_shape("kv[0]", k, (N, stored))
     if tuple(kv_scale.shape) == (N, 1):
         kv_scale = kv_scale.squeeze(1)
-    arguments.expect("kv[1]", kv_scale, (N,), (torch.float32 if fmt == "fp8" else torch.int32,))
     if q_scale is not None:
-        arguments.expect("q[1]", q_scale, (S, H), (torch.int32,))
+        _expect_q_scale(q_scale, (S, H))
+    arguments.expect("kv[1]", kv_scale, (N,), (torch.float32 if fmt == "fp8" else torch.int32,))
     arguments.expect("weights", weights, (S, H), _WEIGHTS)
     arguments.expect("cu_seq_len_k_start", start, (S,), (torch.int32,))
     arguments.expect("cu_seq_len_k_end", end, (S,), (torch.int32,))
@@ -216,7 +216,7 @@ def check_paged(
         arguments.reject("q.shape", tuple(q.shape), wanted)
     D = rules.head_dim_of(fmt, H, stored)
     if q_scale is not None:
-        arguments.expect("q[1]", q_scale, (B, next_n, H), (torch.int32,))
+        _expect_q_scale(q_scale, (B, next_n, H))
     blocks, page_size = rules.cache_sizes(kv_cache, stored)
     arguments.expect("weights", weights, (B * next_n, H), _WEIGHTS)
     rules.lens(context_lens, B, next_n)
@@ -291,6 +291,13 @@ def dense_metadata(start: Any, end: Any, num_kv_tokens: Any, num_heads: Any) -> 
     arguments.integer("num_kv_tokens", num_kv_tokens)
     arguments.integer("num_heads", num_heads, least=1)
     rules.one_device({"cu_seq_len_k_start": start, "cu_seq_len_k_end": end})
+
+
+def _expect_q_scale(scale: Any, shape: tuple[int, ...]) -> None:
+    if getattr(scale, "dtype", None) == torch.float32:
+        wanted = "torch.int32, packed scales of an MX format; scales of fp8 queries go into weights"
+        arguments.reject("q[1].dtype", scale.dtype, wanted, TypeError)
+    arguments.expect("q[1]", scale, shape, (torch.int32,))
 
 
 def paged_metadata(context_lens: Any, block_kv: Any, num_sms: Any, indices: Any) -> None:

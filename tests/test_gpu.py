@@ -191,6 +191,7 @@ def test_captured_calls_replay_with_other_contents(line: str) -> None:
             cuts = mqa.get_paged_mqa_logits_metadata(t["lens"], 64, 132, t.get("indices"))
         return cuts, first.run(schedule_meta=cuts)
 
+    torch.cuda.current_blas_handle()  # torch can't make it during a capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         cuts, logits = everything()

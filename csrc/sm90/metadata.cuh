@@ -155,13 +155,11 @@ struct MetadataStorage {
   int64_t totals[kMetadataCtas];  // of all rounds of each CTA
 };
 
-// Weighs the groups of a round, from `first` on, below `end`. The first warp adds up chunks, and has
-// what it found; others know it after they met it again.
+// Weighs the groups of a round, from `first` on, below `end`. The first warp adds up chunks, and gets
+// the weight of the round; others find it in the storage after they met that warp again.
 template <typename Source>
-__device__ __forceinline__ void weigh_round(const Source& source,
-                                            uint32_t first,
-                                            uint32_t end,
-                                            MetadataStorage& storage) {
+__device__ __forceinline__ int64_t
+weigh_round(const Source& source, uint32_t first, uint32_t end, MetadataStorage& storage) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   Load loads[kEach];
   source.weigh(first + threadIdx.x, end, loads);
@@ -177,7 +175,7 @@ __device__ __forceinline__ void weigh_round(const Source& source,
       storage.chunks[i * kMetadataWarps + warp] = groups + Source::kUnit * (low + (high << 16));
   }
   __syncthreads();
-  if (warp != 0) return;
+  if (warp != 0) return 0;
   constexpr int kOfLane = kChunks / kWarpSize;
   int64_t chunks[kOfLane], sum = 0;
 #pragma unroll
@@ -188,7 +186,7 @@ __device__ __forceinline__ void weigh_round(const Source& source,
   for (int i = 0; i < kOfLane; i++)
     storage.begins[lane * kOfLane + i] = begin, begin += chunks[i];
   if (lane == kWarpSize - 1) storage.weight = begin;
-  __syncwarp();
+  return __shfl_sync(kAllLanes, begin, kWarpSize - 1);
 }
 
 template <typename Source>
@@ -260,8 +258,7 @@ __global__ void __cluster_dims__(kMetadataCtas, 1, 1) __launch_bounds__(kMetadat
   int64_t own = 0;
 #pragma unroll 1
   for (int64_t first = begin; first < end; first += kRound) {
-    weigh_round(source, first, end, storage);
-    if (threadIdx.x < kWarpSize) own += storage.weight;
+    own += weigh_round(source, first, end, storage);
     __syncthreads();
   }
   ptx::barrier_cluster_wait();

@@ -23,8 +23,8 @@ from mqa.cuda.compiler import Binary
 from mqa.cuda.plan import Kernel, Plan
 from mqa.cuda.tensor_map import TensorMap, encode
 
-_MAPS = 64
-"""Addresses for which a tensor map is kept encoded."""
+_MAPS = 1024
+"""Addresses for which a launcher keeps a tensor map encoded: more than a model has layers."""
 _NO_CONTEXT = (4, 201)
 """CUresult of a thread that has not used the device: deinitialized, invalid context."""
 _DEFAULT_SHARED_BYTES = 48 * 1024

@@ -401,7 +401,10 @@ def _layout_reasons(problem: Problem) -> Iterator[str]:
         # Strides of inner dimensions may be left out.
         request, *inner = layout.get(f"{tensor}_stride", (sizes[1] * row,))
         if paged and min(sizes[:2]) > 1 and request != sizes[1] * (*inner, row)[0]:
-            yield f"{tensor} of a request does not follow that of the one before"
+            yield (
+                f"{tensor} has {request} from one request to the next, expected next_n times "
+                f"its row, {sizes[1] * (*inner, row)[0]}, as in {tensor}.contiguous()"
+            )
 
 
 def _row_reasons(tensor: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[str]:

@@ -86,7 +86,9 @@ class Tiles:
         per_block = 2 * (self.columns * 4 + self.block * 16 + 20 + self.sets * 16)
         barriers = 8 * (2 * 2 + 2 * self.stages)
         cuts = 8 * (THREADS // WARP) + 2 * 8 + FEEDING_WARPS * (2 * 8 + WARP * 12 + 4) + 2 * 4
-        return _aligned(rings + FILL_BYTES + PAGES_BYTES + scales + per_block + barriers + cuts, 1024)
+        return _aligned(
+            rings + FILL_BYTES + PAGES_BYTES + scales + per_block + barriers + cuts, 1024
+        )
 
 
 ELEMENTS: dict[Format, str] = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4"}
@@ -152,7 +154,7 @@ TURN_STAGES = 20
 
 
 def in_turn(heads: int, dim: int, columns: int, elements: str) -> Tiles:
-    """Tiles whose stages are each the work of one warpgroup, or of half of them: many small ones."""
+    """Tiles of many small stages, each the work of one or two math warpgroups."""
     rows = 128 if dim == 128 or elements == "Fp8" else 256
     # A multiple of the turns, so that a place of the ring is always the same warpgroups'.
     every = (Tiles(heads, dim, rows, n, columns, elements) for n in range(TURN_STAGES, 0, -4))

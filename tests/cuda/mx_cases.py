@@ -26,7 +26,7 @@ NAN_CODES = (0x7F, 0xFF)
 
 
 def spread(format: str) -> list[tuple[str, int, int, int]]:
-    """(format, H, next_n, D): 64, 128 and 512 columns, and groups of two blocks."""
+    """(format, H, next_n, D): 64, 128, 256 and 512 columns, and groups of two blocks."""
     shapes = ((8, 1, 64), (16, 8, 128), (64, 1, 128), (64, 2, 64), (32, 8, 64), (128, 8, 128))
     return [(format, *shape) for shape in shapes]
 

@@ -14,8 +14,16 @@ from mqa.testing import Case
 HEADS = (8, 16, 32, 64, 128)
 HEAD_DIMS = (32, 64, 128)
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
-VARIANTS = ((8, 1, 64), (16, 3, 32), (64, 1, 128), (64, 2, 64), (64, 8, 128), (128, 8, 64))
-"""(H, next_n, D): 64, 128 and 512 columns; at the last a group takes two blocks."""
+VARIANTS = (
+    (8, 1, 64),
+    (16, 3, 32),
+    (64, 1, 128),
+    (64, 2, 64),
+    (64, 3, 128),
+    (64, 8, 128),
+    (128, 8, 64),
+)
+"""(H, next_n, D): 64, 128, 256 and 512 columns; at the last a group takes two blocks."""
 
 
 def paged_line(P: int, tokens: int, facts: str, *, B: int = 3, format: str = "fp8") -> str:

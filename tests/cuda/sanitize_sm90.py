@@ -55,7 +55,7 @@ DENSE = (
 
 RUN, PAIR = "B=2 next_n=8 lens=random", "B=3 next_n=2 lens=random"
 PAGED = (
-    # 64, 128 and 512 columns of a group, and groups of two blocks.
+    # 64, 128, 256 and 512 columns of a group, and groups of two blocks.
     *(f"B=3 next_n=1 H={H} D=64 P=64 clean=1 lens=random" for H in (8, 64, 128)),
     *(f"{PAIR} H=64 D={D} P=64" for D in (32, 64, 128)),
     *(f"{RUN} H={H} D=64 P=32 clean=1" for H in (8, 16, 32, 64, 128)),
@@ -64,6 +64,9 @@ PAGED = (
     f"{PAIR} H=32 D=32 P=128 weights=bfloat16 w_stride=33 w_off=2 lens_off=4 table_stride=50",
     f"{PAIR} H=64 D=64 P=8 lens_rank=1 out=float16 out_off=6 out_stride=303 cache_stride=1024",
     "B=2 next_n=9 lens=ramp H=16 D=64 P=64",
+    "B=2 next_n=3 lens=random H=64 D=128 P=64",
+    # More tokens than a ring of stages has room for, by one CTA.
+    *(f"B=2 next_n={n} lens=random H=64 D=128 P=64 sms=1 L=3000" for n in (1, 2, 4)),
     *(f"B=20 next_n=1 varlen=1 lens=random H={H} D=64 P=64 clean=1" for H in (8, 64)),
     "B=40 next_n=1 varlen=1 lens=zero H=64 D=128 P=64 clean=1 sms=67",
     *(f"{PAIR} H=64 D=128 P=64 clean={sms % 2} sms={sms}" for sms in (1, 66)),
@@ -80,16 +83,18 @@ CONVERTED_PAGED = (
     "B=3 next_n=1 H=64 D=128 P=64 clean=1 lens=random",
     "B=2 next_n=2 H=64 D=64 P=16 lens=random",
     "B=2 next_n=8 H=128 D=64 P=256 clean=1 lens=random",
+    *(f"B=2 next_n={n} lens=random H=64 D=128 P=64 sms=1 L=3000" for n in (1, 2)),
 )
 MX_DENSE = ("S=5 N=301 H=16 D=64 q_stride=2080 q_scale_stride=19 kv_scale_off=4 windows=random",)
 MX_PAGED = ("B=9 next_n=1 varlen=1 H=32 D=128 P=8 lens=random q_scale_off=4 cache_stride=1088",)
 
 
 def sized(path: str, format: str = "fp8") -> str:
-    """300 columns of logits, a table as wide as they need, and a page to spare."""
+    """A table as wide as the logits need, 300 columns unless it says so, and a page to spare."""
+    path = path if " L=" in path else f"{path} L=300"
     facts = dict(word.split("=") for word in path.split())
-    columns = -(-300 // int(facts["P"]))
-    return f"paged {format} {path} columns={columns} blocks={int(facts['B']) * columns + 1} L=300"
+    columns = -(-int(facts["L"]) // int(facts["P"]))
+    return f"paged {format} {path} columns={columns} blocks={int(facts['B']) * columns + 1}"
 
 
 def converted(format: str, dense: Iterable[str], paged: Iterable[str]) -> Iterator[str]:

@@ -138,7 +138,7 @@ def test_the_environment_can_name_hopper(sm90: Any, setenv: SetEnv) -> None:
         ("dense fp8 S=3 N=40 H=64 D=64 kv_stride=72", r"\bkv\b"),
         (f"{PAGED} P=24 L=70", "P=24"),
         (f"{PAGED} P=64 L=99 q_off=8", r"\bq\b"),
-        (f"{PAGED} P=64 L=99 q_stride=20480x4096x64x1", "q of a request"),
+        (f"{PAGED} P=64 L=99 q_stride=20480x4096x64x1", "q has 20480 from one request"),
         (f"{PAGED} P=64 L=99 cache_off=4", r"\bcache\b"),
         (f"{PAGED} P=64 L=99 cache_stride=4360", "pages of cache"),
     ],

@@ -53,6 +53,17 @@ def dense_shapes(H: int) -> Iterator[str]:
     yield f"S={many} N=600 windows=causal"
 
 
+@pytest.mark.parametrize("next_n", [1, 2, 4, 8])
+@pytest.mark.parametrize("D", HEAD_DIMS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_long_requests_go_round_the_ring_of_stages(
+    sm90: Any, format: str, D: int, next_n: int
+) -> None:
+    for sms in (1, 3):
+        facts = f"next_n={next_n} H=64 D={D} sms={sms} lens=random regime=exact seed={sms}"
+        sm90.check(mx_line(format, 64, 9000, facts, B=2))
+
+
 @pytest.mark.parametrize(("format", "H", "D"), KINDS)
 def test_every_dense_variant_is_the_definition_rounded_once(
     sm90: Any, format: str, H: int, D: int

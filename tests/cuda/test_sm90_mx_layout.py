@@ -75,8 +75,8 @@ REFUSED = (
     ("dense", "q_stride=2056", "q is not rows"),
     ("dense", "q_off=8", "q is 8 bytes off"),
     ("dense", "kv_stride=72", "kv is not rows"),
-    ("paged", "q_stride=20480x4096", "q of a request"),
-    ("paged", "q_scale_stride=700x300", "q_scale of a request"),
+    ("paged", "q_stride=20480x4096", "q has 20480 from one request"),
+    ("paged", "q_scale_stride=700x300", "q_scale has 700 from one request"),
     ("paged", "cache_stride=4360", "pages of cache"),
 )
 

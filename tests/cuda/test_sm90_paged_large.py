@@ -83,6 +83,33 @@ def test_pools_of_more_than_2_gib_are_read(sm90: Any) -> None:
     assert torch.equal(got, values.flatten(1) * factors(2, sm90.device))
 
 
+@pytest.mark.parametrize("next_n", [1, 2, 3, 8])
+@pytest.mark.parametrize(("P", "D"), [(8, 32), (16, 64), (64, 64), (64, 128), (256, 128)])
+def test_long_requests_go_round_the_ring_of_stages(sm90: Any, P: int, D: int, next_n: int) -> None:
+    """While memory is busy and pages come in any order. A warpgroup that took the end of one use of
+    a stage for that of the next once made such calls hang or fail, and short ones not."""
+    B, L, H, device = 40, 16384 + 37, 64, sm90.device
+    pages = -(-L // P)
+    cache = ramp_pool(device, B * pages, P, D, P * (D + 4))
+    scales = torch.arange(B * pages * P, device=device).remainder(4099).float()
+    cache.view(B * pages, -1)[:, P * D :] = scales.view(torch.uint8).view(B * pages, -1)
+    table = torch.randperm(B * pages, device=device).int().view(B, pages)
+    rows = ramp_rows(device, B, next_n, H, D)
+    lens = torch.full((B, next_n), L, dtype=torch.int32, device=device)
+    position = torch.arange(L, device=device)
+    token = table[:, position // P].long() * P + position % P
+    want = token.remainder(4099).float().repeat_interleave(next_n, 0) * factors(B * next_n, device)
+    for sms in (7, 132):
+        cuts = mqa.get_paged_mqa_logits_metadata(lens, P, sms)
+        for _ in range(3):
+            with sm90.guard():
+                got = mqa.fp8_fp4_paged_mqa_logits(
+                    rows["q"], cache, rows["weights"], lens, table, cuts, L,
+                    backend=sm90.backend.name,
+                )  # fmt: skip
+            assert torch.equal(got, want)
+
+
 def test_results_of_more_than_8_gib_are_right(sm90: Any) -> None:
     B, L, P, H, D = 33000, 65541, 256, 8, 32
     device = sm90.device

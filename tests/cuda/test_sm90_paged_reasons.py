@@ -60,8 +60,8 @@ def test_what_the_kernels_do_has_no_reason_against_it(facts: str) -> None:
         (f"{LINE} q_stride=16384x8192x136x1", "q is not rows of 128 contiguous bytes"),
         (f"{LINE} q_stride=16384x8192x64x1", "q is not rows of 128 contiguous bytes"),
         (f"{LINE} q_stride=16384x8192x128x2", "q is not rows of 128 contiguous bytes"),
-        (f"{LINE} q_stride=32768x8192x128x1", "q of a request does not follow that of the one"),
-        (f"{LINE} q_stride=8192x16384x128x1", "q of a request does not follow that of the one"),
+        (f"{LINE} q_stride=32768x8192x128x1", "q has 32768 from one request to the next"),
+        (f"{LINE} q_stride=8192x16384x128x1", "q has 8192 from one request to the next"),
     ],
 )
 def test_each_thing_that_the_kernels_cannot_do_is_one_reason(line: str, words: str) -> None:

@@ -77,7 +77,7 @@ struct Feed {
   static __device__ __forceinline__ int begin_range(const Arguments& args,
                                                     Storage& shared,
                                                     Cut (&range)[2]) {
-    __syncthreads();
+    ptx::bar_sync(kRangeBarrier, kThreads);
     Cut cuts[2];
     Range<Tiling, Source>::find_range(args, shared, cuts);
     if (threadIdx.x % kWarpSize == 0) range[0] = cuts[0], range[1] = cuts[1];

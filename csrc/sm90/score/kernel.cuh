@@ -60,7 +60,7 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   if (warp < kMathWarps) {
     Source::narrow(args, shared);
-    __syncthreads();  // feed has looked around meanwhile
+    ptx::bar_sync(kRangeBarrier, kThreads);  // feed has looked around meanwhile
     if constexpr (kHandOut) ptx::setmaxnreg_inc<kMathRegisters>();
     Math<Tiling>::math(shared, [&](const Piece& piece, int buffer) {
       if constexpr (Tiling::Format::kConverted)
@@ -72,7 +72,7 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
       Feed<Tiling, Source>::feed(warp, q_map, k_map, args, shared);
       return;
     }
-    __syncthreads();
+    ptx::bar_sync(kRangeBarrier, kThreads);
     if (args.clean) {
       clean_rows(Source::logits(args), Source::windows(args), blockIdx.x, gridDim.x, shared.fill);
     }

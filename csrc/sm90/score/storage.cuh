@@ -15,8 +15,9 @@ constexpr int kThreads = kMathThreads + kOtherThreads;
 constexpr int kLoadWarp = kMathWarps, kRowsWarp = kMathWarps + 1;
 constexpr int kWeightsWarp = kMathWarps + 2, kCleanWarp = kMathWarps + 3;
 constexpr int kFeedingWarps = 3;
-constexpr int kMathBarrier = 2;  // of the math threads
-constexpr int kTileRows = 64;    // of one wgmma
+constexpr int kMathBarrier = 2;   // of the math threads
+constexpr int kRangeBarrier = 3;  // of all threads, in whatever role: this CTA's range is known
+constexpr int kTileRows = 64;     // of one wgmma
 
 // What math needs of a row: where token 0 of its window form lies, and which tokens to write.
 struct alignas(16) Row {

@@ -159,7 +159,7 @@ def _copy_in(
     """Issue a copy to shared memory; its bytes go to 16-byte chunks, in order."""
     words = [_words(chunks) for _, chunks, _ in targets]
     for (shared, _, _), index in zip(targets, words, strict=True):
-        shared.acquire(index, writes=True)
+        shared.acquire(index, name, writes=True)
 
     def act() -> None:
         data = read().reshape(-1).view("c16")
@@ -176,12 +176,18 @@ def _targets(warp: Warp, target: int, barrier: int, multicast: int | None) -> An
     if multicast is None:
         rank = target >> RANK_SHIFT
         cta = warp.cta if rank == 0 else warp.cta.peer(rank - 1)
-        yield cta, target & _OFFSET, barrier_at(warp, barrier)
+        yield cta, target & _OFFSET, _known(barrier_at(warp, barrier))
         return
     for rank in range(len(warp.cta.cluster)):
         if multicast >> rank & 1:
             moved = rank + 1 << RANK_SHIFT | barrier & _OFFSET
-            yield warp.cta.peer(rank), target & _OFFSET, barrier_at(warp, moved)
+            yield warp.cta.peer(rank), target & _OFFSET, _known(barrier_at(warp, moved))
+
+
+def _known(barrier: MBarrier) -> MBarrier:
+    if not barrier.known_to_engines:
+        raise Finding(Kind.BARRIER, f"a copy uses {barrier} without fence.mbarrier_init before")
+    return barrier
 
 
 _TENSOR_LOAD = {"tile", "mbarrier::complete_tx::bytes", "multicast::cluster", "L2::cache_hint"}
@@ -261,7 +267,7 @@ def _copy_out(
 ) -> None:
     """Issue a copy from 16-byte chunks of shared memory, in the thread's open bulk group."""
     shared, index = warp.cta.shared, _words(chunks)
-    shared.acquire(index, writes=False)
+    shared.acquire(index, name, writes=False)
 
     def act() -> None:
         write(shared.data.view("c16")[chunks // 16].view(np.uint8))
@@ -316,7 +322,7 @@ def _reader(
         return lambda: warp.cta.machine.memory.range(origin, size, name)
     shared = warp.cta.shared
     words = shared.words(origin, size)
-    shared.acquire(words, writes=False)
+    shared.acquire(words, name, writes=False)
 
     def read() -> Array:
         shared.release(words, writes=False)
@@ -419,7 +425,8 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
         shared.check(places, size, "cp.async")
         offsets = places - shared.start
         words = (offsets[:, None] // 4 + np.arange(size // 4)).ravel()
-        shared.acquire(words, writes=True, proxy=False)
+        name = f"cp.async of {size} bytes by warp {warp.index}"
+        shared.acquire(words, name, writes=True, proxy=False)
 
         def act() -> None:
             data = _gather(warp, origins, counts, size)
@@ -427,7 +434,7 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
             shared.release(words, writes=True)
             shared.soil(words, warp.index)
 
-        operation = Operation(f"cp.async of {size} bytes by warp {warp.index}", act)
+        operation = Operation(name, act)
         warp.copies.append(operation)
         warp.cta.machine.issue(operation)
 

@@ -147,7 +147,8 @@ class Shared(Buffer):
         self.dirty = Buffer("", np.zeros(size, np.uint8), 0, size, 0)
         self.reading = np.zeros(size // 4, np.int16)
         self.writing = np.zeros(size // 4, np.int16)
-        self.in_flight = 0
+        self.in_flight: list[tuple[Any, bool, str]] = []
+        """Of each asynchronous operation: its words, whether it writes, and what it is."""
         self._dirty_pages: dict[int, set[int]] = {}
 
     def load(self, addresses: Array, size: int, count: int) -> list[Array]:
@@ -185,7 +186,8 @@ class Shared(Buffer):
         busy = users[first >> 2] + users[(first + last) >> 3] + users[last >> 2]
         if np.count_nonzero(busy):
             bad = int(addresses[busy != 0][0])
-            raise Finding(Kind.RACE, f"{self._relative(bad)} is {what} by an operation in flight")
+            user = self._user_of((bad - self.start) >> 2)
+            raise Finding(Kind.RACE, f"{self._relative(bad)} is {what} by {user}")
 
     def fence(self, warp: int) -> None:
         """A proxy fence: what the warp wrote, or others wrote and told, may be read by engines."""
@@ -205,14 +207,14 @@ class Shared(Buffer):
             part[part == old] = new
 
     def acquire(
-        self, words: Any, *, writes: bool, proxy: bool = True, poison: bool = False
+        self, words: Any, user: str, *, writes: bool, proxy: bool = True, poison: bool = False
     ) -> None:
-        """An asynchronous operation will read or write these 4-byte words.
+        """The asynchronous operation `user` will read or write these 4-byte words.
 
         `proxy`: it does so by the asynchronous proxy. `poison`: it may read what was never written,
         as products do whose columns nobody uses.
         """
-        self._no_clash(words, writes=writes)
+        self._no_clash(words, user, writes=writes)
         if proxy:
             self._fenced(words, writes=writes)
         if not writes and not poison:
@@ -221,12 +223,12 @@ class Shared(Buffer):
                 raise Finding(Kind.UNWRITTEN, self._first(words, written != 0xFFFFFFFF))
         users = self.writing if writes else self.reading
         users[words] += 1
-        self.in_flight += 1
+        self.in_flight.append((words, writes, user))
 
     def release(self, words: Any, *, writes: bool) -> None:
         users = self.writing if writes else self.reading
         users[words] -= 1
-        self.in_flight -= 1
+        self.in_flight = [one for one in self.in_flight if one[0] is not words]
         if writes:
             self.written.view(4)[words] = 0xFFFFFFFF
 
@@ -236,17 +238,27 @@ class Shared(Buffer):
         pages = np.unique(words >> 10).tolist()
         self._dirty_pages.setdefault(warp + 1, set()).update(pages)
 
-    def _no_clash(self, words: Any, *, writes: bool) -> None:
+    def _no_clash(self, words: Any, user: str, *, writes: bool) -> None:
         """Raise a finding unless an asynchronous operation may use these words now."""
         if not self.in_flight:
             return
         busy = self.writing + self.reading if writes else self.writing
         if np.count_nonzero(busy[words]):
+            places = np.arange(len(busy))[words].ravel()
+            place = int(places[busy[places] != 0][0])
             raise Finding(
                 Kind.RACE,
-                f"{self._first(words, busy)} is {'written' if writes else 'read'} by an "
-                "asynchronous operation while another one uses it",
+                f"{self._first(words, busy)} is {'written' if writes else 'read'} by {user}, and "
+                f"in flight is {self._user_of(place)}",
             )
+
+    def _user_of(self, place: int) -> str:
+        """Operations in flight that use a word."""
+        found = []
+        for words, writes, user in self.in_flight:
+            if place in np.arange(len(self.reading))[words]:
+                found.append(f"{user}, which {'writes' if writes else 'reads'} it")
+        return "; ".join(dict.fromkeys(found))
 
     def _fenced(self, words: Any, *, writes: bool) -> None:
         dirty = self.dirty.view(4)

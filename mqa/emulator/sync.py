@@ -29,6 +29,8 @@ class MBarrier:
         self.cta, self.address = cta, address
         self.expected = self.pending = count
         self.phase = self.bytes = 0
+        self.known_to_engines = False
+        """Whether a fence followed the initialisation."""
 
     def __str__(self) -> str:
         return f"mbarrier at shared address {self.address:#x} of CTA {self.cta.index}"
@@ -120,6 +122,7 @@ def mbarrier_init(b: Binder, at: Instruction) -> Effect:
             if address in warp.cta.barriers:
                 raise Finding(Kind.BARRIER, f"{warp.cta.barriers[address]} is initialised again")
             warp.cta.barriers[address] = MBarrier(warp.cta, address, count)
+            warp.new_barriers.append(warp.cta.barriers[address])
 
     return run
 
@@ -330,9 +333,19 @@ def fence(b: Binder, at: Instruction) -> Effect:
 
         def run(warp: Warp, mask: int) -> None:
             warp.cta.shared.fence(warp.index)
+            _make_known(warp)
 
         return run
+    if "mbarrier_init" in at.parts:
+        return lambda warp, mask: _make_known(warp)
     return lambda warp, mask: None
+
+
+def _make_known(warp: Warp) -> None:
+    """Barriers that the warp initialised may now be used by asynchronous engines."""
+    for barrier in warp.new_barriers:
+        barrier.known_to_engines = True
+    warp.new_barriers.clear()
 
 
 @effect("griddepcontrol", "nanosleep")

@@ -104,6 +104,8 @@ class Warp:
         """Instructions executed."""
         self.bulk: dict[int, list[Any]] = {}
         """Bulk stores of a thread: groups, the last one open."""
+        self.new_barriers: list[Any] = []
+        """Initialised, and not yet made known to asynchronous engines."""
         self.copies: list[Any] = []
         """cp.async operations of no group."""
         self.copy_groups: list[list[Any]] = []

@@ -190,6 +190,7 @@ class Product(Operation):
         self.joined = 0
         self.a_chunks: Array | None = None
         self.b_chunks: Array = np.zeros((0, 2), np.int64)
+        self.words: list[Array] = []
         self.a_registers: list[Array] = [np.zeros((0, 0), np.uint8)] * GROUP_WARPS
         self.signs = 1
         self.starts: list[list[Array] | None] = [None] * GROUP_WARPS
@@ -208,9 +209,11 @@ class Product(Operation):
         shared = self.cta.shared
         if a is not None:
             self.a_chunks = self._place(a, ROWS)
-            shared.acquire(_words(self.a_chunks), writes=False, poison=True)
+            self.words.append(_words(self.a_chunks))
         self.b_chunks = self._place(b, self.columns)
-        shared.acquire(_words(self.b_chunks), writes=False, poison=True)
+        self.words.append(_words(self.b_chunks))
+        for words in self.words:
+            shared.acquire(words, self.name, writes=False, poison=True)
 
     def _place(self, descriptor: int, rows: int) -> Array:
         chunks = chunks_of(descriptor, rows)
@@ -227,11 +230,11 @@ class Product(Operation):
         shared = self.cta.shared
         if self.a_chunks is not None:
             a = self._read(self.a_chunks)
-            shared.release(_words(self.a_chunks), writes=False)
         else:
             a = _decoded(b"".join(x.tobytes() for x in self.a_registers), ROWS, self.kind)
         b = self._read(self.b_chunks)
-        shared.release(_words(self.b_chunks), writes=False)
+        for words in self.words:
+            shared.release(words, writes=False)
         if self.signs < 0:
             a = dataclasses.replace(a, values=-a.values)
         start = self._start()

@@ -25,8 +25,6 @@ class Mutant:
     """Reports that name the mistake; none: a change that is none."""
     says: str = ""
     """What the report has to name."""
-    output: bool = False
-    """Whether the output alone would tell, in the eager schedule."""
 
 
 def compile_mutant(mutant: Mutant, kernel: Kernel, folder: Path) -> Binary:

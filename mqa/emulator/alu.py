@@ -566,13 +566,14 @@ def mov(b: Binder, at: Instruction) -> Function:
 def _copy(b: Binder, target: Register, value: Register) -> Function:
     to, source = target.index, value.index
     cast = _view(b.types[source], b.types[to])
-    if cast is not None:
-        return bind(cast, (to, None), (source, None))
 
     def run(values: Registers) -> None:
-        held = values[to] = values[source]
+        held = values[source]
         if held.__class__ is Pending:
-            held.places.append(to)
+            held.places.append((to, cast))
+            values[to] = held
+        else:
+            values[to] = cast(held) if cast else held
 
     return run
 
@@ -613,7 +614,7 @@ class Pending:
 
     def __init__(self, operation: object, place: int) -> None:
         self.operation = operation
-        self.places = [place]
+        self.places: list[Slot] = [(place, None)]
 
 
 _TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}

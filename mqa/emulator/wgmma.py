@@ -474,7 +474,7 @@ def _give_back(warp: Warp, product: Product) -> None:
     if not product.pending[member] or product.pending[member][0].operation is not product:
         return  # a later product adds to it
     for pending, value in zip(product.pending[member], product.registers(member), strict=True):
-        for place in pending.places:
+        for place, cast in pending.places:
             if warp.registers[place] is pending:
-                warp.registers[place] = value
+                warp.registers[place] = cast(value) if cast else value
     product.pending[member] = []

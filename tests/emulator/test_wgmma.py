@@ -164,14 +164,11 @@ def test_a_warpgroup_multiplies_tiles_of_shared_memory(schedule: str) -> None:
     assert (got == want).all()
 
 
+@pytest.mark.parametrize("move", ["mov.f32 %f20, %f0;", "mov.b32 %r20, %f0;mov.b32 %f20, %r20;"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_moves_before_the_wait_make_aliases(schedule: str) -> None:
-    got, want = multiply(
-        schedule,
-        product_kernel("mov.f32 %f20, %f0;").replace(
-            "st.global.f32 [%rd20+0], %f0", "st.global.f32 [%rd20+0], %f20"
-        ),
-    )
+def test_moves_before_the_wait_make_aliases(schedule: str, move: str) -> None:
+    text = product_kernel(move).replace("[%rd20+0], %f0", "[%rd20+0], %f20")
+    got, want = multiply(schedule, text)
     assert (got == want).all()
 
 

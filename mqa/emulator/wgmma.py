@@ -275,13 +275,13 @@ def fragment(columns: int) -> tuple[Array, Array]:
 
 
 @functools.cache
-def _fragment_a(element_bytes: int) -> tuple[Array, Array]:
+def _fragment_a() -> tuple[Array, Array]:
     """Row and byte along K of each byte of the four registers of A, [4, 32, 4]."""
     register, lane = np.arange(4)[:, None, None], np.arange(32)[:, None]
     byte = np.arange(4)
-    row = lane // 4 + 8 * (register & 1) + 0 * byte
+    row = lane // 4 + 8 * (register & 1)
     column = 4 * (lane % 4) + byte + 16 * (register >> 1)
-    # Two bytes of a bfloat16, or two E4M3 values: 4 bytes of a lane lie side by side in both.
+    # Two bfloat16 or four E4M3 values: the 4 bytes of a register lie side by side in both.
     return row, column
 
 
@@ -389,7 +389,7 @@ def _a_source(b: Binder, a: Operand, at: Instruction) -> Any:
 
     def read(warp: Warp) -> Array:
         rows = np.zeros((16, _K_BYTES), np.uint8)
-        row, column = _fragment_a(1)
+        row, column = _fragment_a()
         given = np.stack([part(warp) for part in parts]).view(np.uint8).reshape(4, 32, 4)
         rows[row, column] = given
         return rows

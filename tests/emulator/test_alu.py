@@ -239,3 +239,94 @@ def test_what_is_not_modelled_is_an_error_with_its_line(text: str, said: str) ->
     with pytest.raises(PtxError, match=said) as caught:
         run(kernel(text, 0), "k", 1, 32, [])
     assert "PTX line 19" in str(caught.value)
+
+
+def bits_of(value: int, count: int) -> int:
+    return value & ((1 << count) - 1)
+
+
+def test_bit_fields_are_inserted_and_extracted() -> None:
+    starts, lengths = np.arange(32, dtype=np.uint32), (np.arange(32, dtype=np.uint32) * 3) % 34
+    got = apply("bfe.u32 out, in0, in1, in2;\n", [V32, starts, lengths], np.uint32)
+    wanted = [
+        bits_of(int(x) >> int(s), min(int(n), 32))
+        for x, s, n in zip(V32, starts, lengths, strict=True)
+    ]
+    assert got.tolist() == wanted
+    got = apply("bfi.b32 out, in0, in1, 4, 8;\n", [U32, V32], np.uint32)
+    assert (got == V32 & ~np.uint32(0xFF0) | (U32 & np.uint32(0xFF)) << np.uint32(4)).all()
+
+
+def test_bytes_are_permuted_and_their_signs_spread() -> None:
+    words = [np.full(32, x, np.uint32) for x in (0x83020100, 0x07060584)]
+    for selector, wanted in (
+        (0x3210, 0x83020100),
+        (0x7654, 0x07060584),
+        (0x7531, 0x07058301),
+        (0x0004, 0x00000084),
+        (0x000B, 0x000000FF),
+        (0x000C, 0x000000FF),
+        (0x0009, 0x00000000),
+    ):
+        got = apply(f"prmt.b32 out, in0, in1, {selector};\n", words, np.uint32)
+        assert (got == wanted).all()
+
+
+def test_lop3_follows_its_table() -> None:
+    inputs = [U32, V32, np.roll(U32, 5)]
+    got = apply("lop3.b32 out, in0, in1, in2, 0x96;\n", inputs, np.uint32)
+    assert (got == inputs[0] ^ inputs[1] ^ inputs[2]).all()
+    got = apply("lop3.b32 out, in0, in1, in2, 0xE8;\n", inputs, np.uint32)
+    a, b, c = inputs
+    assert (got == (a & b | a & c | b & c)).all()
+
+
+def test_funnel_shifts_take_64_bits() -> None:
+    got = apply("shf.l.wrap.b32 out, in0, in1, 8;\n", [U32, V32], np.uint32)
+    assert (got == V32 << np.uint32(8) | U32 >> np.uint32(24)).all()
+    got = apply("shf.r.clamp.b32 out, in0, in1, 40;\n", [U32, V32], np.uint32)
+    assert (got == V32).all()
+
+
+def test_floats_become_integers_within_limits() -> None:
+    values = np.array([0.5, 1.5, -1.5, 2.5, np.nan, np.inf, -np.inf, 3e9, -3e9, 7.9], np.float32)
+    padded = np.resize(values, 32)
+    limits = (2**31 - 1, -(2**31))
+    for mode, near in (
+        ("rni", [0, 2, -2, 2, 0, *limits, *limits, 8]),
+        ("rzi", [0, 1, -1, 2, 0, *limits, *limits, 7]),
+        ("rmi", [0, 1, -2, 2, 0, *limits, *limits, 7]),
+        ("rpi", [1, 2, -1, 3, 0, *limits, *limits, 8]),
+    ):
+        got = apply(f"cvt.{mode}.s32.f32 out, in0;\n", [padded], np.uint32).view(np.int32)
+        assert got[:10].tolist() == near
+
+
+def test_pairs_of_e4m3_are_rounded_and_limited() -> None:
+    import torch
+
+    low = RANDOM.normal(scale=100, size=32).astype(np.float32)
+    high = np.resize(np.array([0.0, -0.0, 500.0, -np.inf, 2**-10, 3 * 2**-10], np.float32), 32)
+    got = apply("cvt.rn.satfinite.e4m3x2.f32 out, in0, in1;\n", [high, low], np.uint16)
+    for codes, values in ((got & 0xFF, low), (got >> 8, high)):
+        limited = torch.from_numpy(np.clip(values, -448, 448)).to(torch.float8_e4m3fn)
+        assert codes.tolist() == limited.view(torch.uint8).tolist()
+
+
+def test_fma_of_doubles_is_rounded_once() -> None:
+    values = [np.full(32, x) for x in (1 + 2.0**-30, 1 + 2.0**-30, -1.0)]
+    got = apply("fma.rn.f64 out, in0, in1, in2;\n", values, np.float64)
+    assert (got == 2.0**-29 + 2.0**-60).all()
+
+
+def test_products_of_bfloat16_pairs_are_rounded_once() -> None:
+    import torch
+
+    raw = RANDOM.integers(0, 2**16, (2, 64), np.uint16)
+    raw = np.where(raw & 0x7F80 == 0x7F80, raw & 0xBFFF, raw).astype(np.uint16)
+    with np.errstate(over="ignore"):
+        got = apply("mul.rn.bf16x2 out, in0, in1;\n", [x.view(np.uint32) for x in raw], np.uint32)
+    a, b = (torch.from_numpy(x.view(np.int16)).view(torch.bfloat16).double() for x in raw)
+    with np.errstate(over="ignore"):
+        wanted = emulated.bf16_of((a * b).numpy())
+    assert (got.view(np.uint16) == wanted).all()

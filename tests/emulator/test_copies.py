@@ -244,3 +244,112 @@ def test_cp_async_arrives_when_its_bytes_are_there(schedule: str) -> None:
     shared = ".shared .align 16 .b8 tile[128];\n.shared .align 8 .b8 bar[8];"
     run(kernel(body, 2, shared=shared), "k", 1, 32, [out, given], schedule=schedule)
     assert out.tolist() == [*range(100, 130), 0, 0]
+
+
+def test_tensor_stores_write_what_exists() -> None:
+    body = """
+    mov.u64 %rd8, tile;
+    mul.wide.u32 %rd9, %r0, 4;
+    add.s64 %rd9, %rd8, %rd9;
+    st.shared.u32 [%rd9], %r0;
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    setp.ne.u32 %p1, %r0, 0;
+    @%p1 bra DONE;
+    cvt.u32.u64 %r8, %rd8;
+    mov.b64 %rd10, map;
+    cvta.param.u64 %rd10, %rd10;
+    cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd10, {4, 2}], [%r8];
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    DONE:
+    """
+    text = kernel(body, 1, shared=".shared .align 1024 .b8 tile[128];")
+    text = text.replace(".param .u64 p0", ".param .u64 p0,\n.param .align 128 .b8 map[128]")
+    target = torch.full((5, 8), -1, dtype=torch.int32)
+    described = tensor_map(target, (4, 8), name="x")
+    run(text, "k", 1, 32, [None, BoundMap(described, target)])
+    wanted = torch.full((5, 8), -1, dtype=torch.int32)
+    wanted[2:5, 4:8] = torch.arange(32, dtype=torch.int32).reshape(4, 8)[:3, :4]
+    assert torch.equal(target, wanted)
+
+
+CLUSTER_COPY = """
+mov.u64 %rd8, tile;
+cvt.u32.u64 %r8, %rd8;
+mov.u64 %rd9, bar;
+cvt.u32.u64 %r9, %rd9;
+mov.u32 %r1, %cluster_ctarank;
+setp.ne.u32 %p1, %r0, 0;
+@%p1 bra READY;
+mbarrier.init.shared::cta.b64 [%r9], 1;
+fence.mbarrier_init.release.cluster;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r9], 128;
+READY: barrier.cluster.arrive.release.aligned;
+barrier.cluster.wait.acquire.aligned;
+setp.ne.u32 %p3, %r1, 0;
+or.pred %p3, %p3, %p1;
+mov.u16 %rs1, 3;
+@%p3 bra WAIT;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+  [%r8], [%rd1], 128, [%r9], %rs1;
+WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r9], 0;
+@!%p2 bra WAIT;
+mul.wide.u32 %rd11, %r0, 4;
+add.s64 %rd12, %rd8, %rd11;
+ld.shared.u32 %r11, [%rd12];
+mul.wide.u32 %rd13, %r1, 128;
+add.s64 %rd13, %rd13, %rd0;
+add.s64 %rd13, %rd13, %rd11;
+st.global.u32 [%rd13], %r11;
+"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_multicast_reaches_every_cta_named(schedule: str) -> None:
+    given, out = np.arange(32, dtype=np.uint32), np.zeros((2, 32), np.uint32)
+    shared = ".shared .align 128 .b8 tile[128];\n.shared .align 8 .b8 bar[8];"
+    text = kernel(CLUSTER_COPY, 2, shared=shared)
+    run(text, "k", 2, 32, [out, given], cluster=2, schedule=schedule)
+    assert (out == given).all()
+
+
+SEND = """
+mov.u64 %rd8, tile;
+mul.wide.u32 %rd11, %r0, 4;
+add.s64 %rd12, %rd8, %rd11;
+cvt.u32.u64 %r8, %rd8;
+mov.u64 %rd9, bar;
+cvt.u32.u64 %r9, %rd9;
+mov.u32 %r1, %cluster_ctarank;
+setp.eq.u32 %p1, %r0, 0;
+setp.eq.u32 %p3, %r1, 0;
+@%p1 mbarrier.init.shared::cta.b64 [%r9], 1;
+@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r9], 128;
+@%p3 st.shared.u32 [%rd12], %r0;
+fence.proxy.async.shared::cta;
+barrier.cluster.arrive.release.aligned;
+barrier.cluster.wait.acquire.aligned;
+@!%p3 bra WAIT;
+mov.u32 %r4, 1;
+mapa.shared::cluster.u32 %r5, %r8, %r4;
+mapa.shared::cluster.u32 %r6, %r9, %r4;
+@%p1 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes
+  [%r5], [%r8], 128, [%r6];
+bra DONE;
+WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r9], 0;
+@!%p2 bra WAIT;
+ld.shared.u32 %r11, [%rd12];
+add.s64 %rd13, %rd0, %rd11;
+st.global.u32 [%rd13], %r11;
+DONE: barrier.cluster.arrive.release.aligned;
+barrier.cluster.wait.acquire.aligned;
+"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_bulk_copies_go_to_another_cta(schedule: str) -> None:
+    out = np.zeros(32, np.uint32)
+    shared = ".shared .align 128 .b8 tile[128];\n.shared .align 8 .b8 bar[8];"
+    run(kernel(SEND, 1, shared=shared), "k", 2, 32, [out], cluster=2, schedule=schedule)
+    assert (out == np.arange(32)).all()

@@ -240,3 +240,53 @@ def test_ctas_of_a_cluster_store_to_each_other(schedule: str) -> None:
     text = kernel(CLUSTER, 1, shared=SHARED)
     run(text, "k", 2, 32, [out], cluster=2, schedule=schedule)
     assert out.tolist() == [41, 40]
+
+
+def test_votes_of_all_and_any() -> None:
+    body = "setp.lt.u32 %p1, in0, 31;\nvote.sync.{mode}.pred %p2, %p1, 0xffffffff;\n"
+    body += "selp.u32 out, 1, 0, %p2;\n"
+    for mode, wanted in (("all", 0), ("any", 1), ("uni", 0)):
+        assert (apply(body.replace("{mode}", mode), [LANES], np.uint32) == wanted).all()
+
+
+def test_a_barrier_may_be_made_anew_where_it_was_ended() -> None:
+    anew = "@!%p1 mbarrier.inval.shared::cta.b64 [%r8];\n@!%p1 mbarrier.init.shared::cta.b64 "
+    body = BARRIER + INIT.format(count=2) + anew + "[%r8], 1;\nmov.u32 %r9, 1;\n"
+    assert run_body(body).all()
+    error = found_by(body.replace("mbarrier.init.shared::cta.b64 [%r8], 1", "mbarrier.arrive.shared"
+                                  "::cta.b64 _, [%r8]"))  # fmt: skip
+    assert error.report.kind is Kind.BARRIER
+
+
+def test_test_wait_answers_at_once() -> None:
+    body = BARRIER + INIT.format(count=64)
+    body += """
+    mov.u32 %r9, 0;
+    mbarrier.test_wait.parity.shared::cta.b64 %p2, [%r8], 0;
+    @%p2 add.u32 %r9, %r9, 1;
+    bar.sync 0;
+    mbarrier.arrive.shared::cta.b64 _, [%r8];
+    bar.sync 0;
+    mbarrier.test_wait.parity.shared::cta.b64 %p2, [%r8], 0;
+    @%p2 add.u32 %r9, %r9, 2;
+    """
+    assert (run_body(body) == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"entry": "other"}, "entry='other', expected one of k"),
+        ({"args": []}, "expected 1"),
+        ({"block": 2000}, "expected 1 to 1024 threads"),
+        ({"grid": 3, "cluster": 2}, "a multiple of 2"),
+        ({"grid": 32, "cluster": 32}, "expected 1 to 16"),
+        ({"smem_bytes": 1 << 20}, "expected at most 232448"),
+        ({"schedule": "late"}, "expected one of eager, lazy, random, hunt"),
+        ({"args": [b"1234"]}, "has 4 bytes, expected 8"),
+    ],
+)
+def test_a_wrong_launch_is_an_error(how: dict[str, object], said: str) -> None:
+    launch: dict[str, object] = {"entry": "k", "grid": 1, "block": 32, "args": [None], **how}
+    with pytest.raises(ValueError, match=said):
+        run(kernel("", 1), **launch)  # type: ignore[arg-type]

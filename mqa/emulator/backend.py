@@ -9,9 +9,17 @@ from torch import Tensor
 
 from mqa.cuda import cache, compiler
 from mqa.cuda.plan import Plan
-from mqa.cuda.sm90 import METADATA, SM90, dense_facts, dense_kernels, dense_plan
+from mqa.cuda.sm90 import (
+    METADATA,
+    SM90,
+    dense_facts,
+    dense_kernels,
+    dense_metadata_plan,
+    dense_plan,
+    paged_metadata_plan,
+)
 from mqa.cuda.sm90_paged import paged_facts, paged_kernels, paged_plan
-from mqa.cuda.sm90_tiles import ELEMENTS
+from mqa.cuda.sm90_tiles import ELEMENTS, OWN_COLUMNS
 from mqa.prepared import Launch
 from mqa.problem import Format, PagedProblem, Problem
 from mqa.validate import DenseCall, PagedCall
@@ -70,13 +78,21 @@ class Emulated:
     def dense_metadata(
         self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
     ) -> None:
-        raise NotImplementedError
+        block = max(1, OWN_COLUMNS // num_heads)
+        strides = (start.stride(0), end.stride(0), out.stride(0))
+        sizes = (start.shape[0], num_kv_tokens, block, out.shape[0] - 1)
+        execute(dense_metadata_plan(*sizes, *strides), {"start": start, "end": end, "out": out})
 
     def paged_metadata(self, context_lens: Tensor, indices: Tensor | None, out: Tensor) -> None:
-        raise NotImplementedError
+        lens = context_lens if context_lens.dim() == 2 else context_lens[:, None]
+        strides = (lens.stride(0), lens.stride(1) if context_lens.dim() == 2 else 0)
+        step = None if indices is None else indices.stride(0)
+        requests, next_n = lens.shape
+        plan = paged_metadata_plan(requests, next_n, out.shape[0] - 1, strides, step, out.stride(0))
+        execute(plan, {"lens": context_lens, "indices": indices, "out": out})
 
     def schedules_on(self, device: torch.device) -> bool:
-        """The metadata functions take no backend's name, so they never get this one."""
+        """The public metadata functions take no backend's name, and none gets this one unasked."""
         return False
 
     def accumulator(self, format: Format) -> str:

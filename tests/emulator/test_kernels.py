@@ -12,7 +12,7 @@ import mqa
 from mqa.backends import BACKENDS, choose
 from mqa.cuda import cache, compiler
 from mqa.cuda.plan import Plan
-from mqa.cuda.sm90 import OWN_COLUMNS, dense_metadata_plan, kernels, paged_metadata_plan
+from mqa.cuda.sm90 import OWN_COLUMNS, dense_metadata_plan, kernels
 from mqa.emulator import executor
 from mqa.emulator.backend import ARCH, SM90_EMULATED
 from mqa.emulator.parser import parse as parse_ptx
@@ -104,10 +104,24 @@ def test_paged_metadata_is_the_reference(next_n: int, varlen: bool) -> None:
     lens = torch.randint(0, 3000, (requests, next_n), generator=draw, dtype=torch.int32)
     indices = torch.randint(0, 20, (requests,), generator=draw, dtype=torch.int32).sort()[0]
     out = torch.full((parts + 1, 2), -7, dtype=torch.int32)
-    plan = paged_metadata_plan(requests, next_n, parts, (next_n, 1), 1 if varlen else None, 2)
-    execute(plan, {"lens": lens, "indices": indices if varlen else None, "out": out})
+    given = lens if next_n > 1 or not varlen else lens[:, 0]
+    SM90_EMULATED.paged_metadata(given, indices if varlen else None, out)
     want = schedule.paged_metadata(lens, parts, indices if varlen else None)
     assert torch.equal(out, want)
+
+
+def test_the_backend_makes_dense_schedules() -> None:
+    start, end = torch.zeros(20, dtype=torch.int32), torch.arange(0, 4000, 200, dtype=torch.int32)
+    out = torch.empty((4, 2), dtype=torch.int32)
+    SM90_EMULATED.dense_metadata(start, end, 4000, 64, out)
+    assert torch.equal(out, schedule.dense_metadata(start, end, 4000, 64, 3))
+
+
+def test_warmup_names_the_kernels_of_a_problem() -> None:
+    problem = parse("paged fp8 B=1 next_n=1 H=8 D=64 P=64 blocks=1 columns=1 L=9")
+    names = SM90_EMULATED.warmup(problem, torch.device("cpu"))
+    assert any("paged_fp8<8, 64" in name for name in names)
+    assert any("PagedMetadata" in name for name in names)
 
 
 def test_the_backend_is_there_by_name_only() -> None:

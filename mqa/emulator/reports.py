@@ -15,6 +15,7 @@ class Kind(enum.Enum):
     RACE = "access to shared memory that an asynchronous operation still uses"
     PROXY_FENCE = "asynchronous access to bytes written without a proxy fence after"
     PENDING_REGISTER = "use of a register that an asynchronous operation still owns"
+    PRODUCT_FENCE = "matrix product without wgmma.fence since registers were given back"
     BARRIER = "misuse of a barrier"
     DEADLOCK = "deadlock"
     DIVERGENCE = "not all threads that have to be there execute the instruction"

@@ -109,6 +109,8 @@ class Warp:
         self.copies: list[Any] = []
         """cp.async operations of no group."""
         self.copy_groups: list[list[Any]] = []
+        self.fenced_products = False
+        """Whether wgmma.fence came since the last wait for products."""
         self.open_products: list[Any] = []
         """wgmma of the group that is not committed yet."""
         self.product_groups: list[list[Any]] = []

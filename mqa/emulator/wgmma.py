@@ -342,6 +342,8 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
         wait = warp.needs(mask, FULL)
         if wait is not None:
             return wait
+        if not warp.fenced_products:
+            raise Finding(Kind.PRODUCT_FENCE, f"by warp {warp.index}")
         group = warp.cta.products.setdefault(warp.index // GROUP_WARPS, Warpgroup())
         product = group.product(warp, at.line, kind, columns)
         member = warp.index % GROUP_WARPS
@@ -424,7 +426,12 @@ def _same(held: list[Any], owned: list[Pending]) -> bool:
 
 @effect("wgmma.fence.sync.aligned")
 def wgmma_fence(b: Binder, at: Instruction) -> Effect:
-    return lambda warp, mask: warp.needs(mask, FULL)
+    def run(warp: Warp, mask: int) -> Wait | None:
+        wait = warp.needs(mask, FULL)
+        warp.fenced_products = wait is None
+        return wait
+
+    return run
 
 
 @effect("wgmma.commit_group.sync.aligned")
@@ -462,6 +469,7 @@ def wgmma_wait_group(b: Binder, at: Instruction) -> Effect:
             return ProductsWait(waited)
         for product in waited:
             _give_back(warp, product)
+        warp.fenced_products = warp.fenced_products and newest > 0
         del groups[: len(over)]
         return None
 

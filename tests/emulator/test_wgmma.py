@@ -190,6 +190,12 @@ def test_operands_written_by_stores_need_a_proxy_fence() -> None:
     assert caught.value.report.kind is Kind.PROXY_FENCE
 
 
+def test_products_need_a_fence_of_registers() -> None:
+    with pytest.raises(EmulationError) as caught:
+        multiply("eager", product_kernel().replace("wgmma.fence.sync.aligned;", ""))
+    assert caught.value.report.kind is Kind.PRODUCT_FENCE
+
+
 def test_operands_overwritten_before_the_wait_are_found() -> None:
     with pytest.raises(EmulationError) as caught:
         multiply("lazy", product_kernel("st.shared.u32 [%rd8], %r0;"))

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["BoundMap", "EmulationError", "Kind", "PtxError", "Report", "Summary", "run"]
+__all__ = [
+    "BoundMap",
+    "EmulationError",
+    "Kind",
+    "PtxError",
+    "Report",
+    "Summary",
+    "run",
+    "scheduled",
+]
 
 _HOMES = {
     "BoundMap": "executor",
@@ -18,6 +27,7 @@ _HOMES = {
     "Report": "reports",
     "Summary": "executor",
     "run": "executor",
+    "scheduled": "backend",
 }
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,7 +28,34 @@ from mqa.prepared import Launch
 from mqa.problem import Format, PagedProblem, Problem
 from mqa.validate import DenseCall, PagedCall
 
+if TYPE_CHECKING:
+    from mqa.emulator.executor import Summary
+
 ARCH = "sm_90a"
+
+
+@dataclass
+class _Setting:
+    schedule: str = "eager"
+    seed: int = 0
+    launches: list[Summary] = field(default_factory=list)
+
+
+_setting: ContextVar[_Setting | None] = ContextVar("_setting", default=None)
+
+
+@contextlib.contextmanager
+def scheduled(schedule: str, seed: int = 0) -> Iterator[list[Summary]]:
+    """Calls of emulated backends in this block run under that schedule and seed.
+
+    Yields a list that gets a `Summary` for each launch.
+    """
+    setting = _Setting(schedule, seed)
+    token = _setting.set(setting)
+    try:
+        yield setting.launches
+    finally:
+        _setting.reset(token)
 
 
 class Emulated:
@@ -107,14 +138,8 @@ class Emulated:
         return (*map(str, scoring), str(METADATA[paged]))
 
 
-def execute(
-    plan: Plan,
-    tensors: Mapping[str, Tensor | None],
-    *,
-    schedule: str = "eager",
-    seed: int = 0,
-) -> None:
-    """Compile a plan's kernel and run it on CPU tensors.
+def execute(plan: Plan, tensors: Mapping[str, Tensor | None]) -> None:
+    """Compile a plan's kernel and run it on CPU tensors, as `scheduled` says.
 
     Raises EmulationError where the kernel does what it must not.
     """
@@ -122,7 +147,12 @@ def execute(
     from mqa.emulator import executor
 
     binary = cache.get(plan.kernel, ARCH)
-    executor.run_plan(binary.ptx, binary.symbol, plan, tensors, schedule=schedule, seed=seed)
+    setting = _setting.get() or _Setting()
+    setting.launches.append(
+        executor.run_plan(
+            binary.ptx, binary.symbol, plan, tensors, schedule=setting.schedule, seed=setting.seed
+        )
+    )
 
 
 SM90_EMULATED = Emulated()

@@ -13,7 +13,7 @@ from mqa.backends import BACKENDS, choose
 from mqa.cuda import cache, compiler
 from mqa.cuda.plan import Plan
 from mqa.cuda.sm90 import OWN_COLUMNS, dense_metadata_plan, kernels
-from mqa.emulator import executor
+from mqa.emulator import executor, scheduled
 from mqa.emulator.backend import ARCH, SM90_EMULATED
 from mqa.emulator.parser import parse as parse_ptx
 from mqa.emulator.program import Program
@@ -68,17 +68,14 @@ def test_bounded_cases_are_within_the_head_sum_of_the_accumulator_model(line: st
 
 
 @pytest.mark.parametrize("how", SCHEDULES[1:])
-def test_every_schedule_gives_the_same_bits(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mqa.emulator import backend
-
-    original = backend.execute
+def test_every_schedule_gives_the_same_bits(how: str) -> None:
     case = make_case(parse("dense fp8 S=20 N=400 H=64 D=128 seed=2 windows=random sms=2"))
     want = case.run(backend="sm90-emulated")
-    monkeypatch.setattr(
-        backend, "execute", lambda plan, tensors: original(plan, tensors, schedule=how, seed=3)
-    )
-    got = case.run(backend="sm90-emulated")
+    with scheduled(how, seed=3) as launches:
+        got = case.run(backend="sm90-emulated")
     assert torch.equal(got.view(torch.int32), want.view(torch.int32))
+    assert len(launches) == 1
+    assert launches[0].instructions[0] > 0
 
 
 @pytest.mark.parametrize("how", SCHEDULES)

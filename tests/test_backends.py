@@ -145,7 +145,12 @@ def test_the_first_backend_that_can_computes_schedules(backend_list: BackendList
 
 
 def test_backends_lists_all_with_reasons(backend_list: BackendList) -> None:
-    assert [status.name for status in mqa.backends()] == ["sm90", "sm90-accurate", "reference"]
+    assert [status.name for status in mqa.backends()] == [
+        "sm90",
+        "sm90-accurate",
+        "reference",
+        "sm90-emulated",
+    ]
     backend_list(Picky())
     assert mqa.backends() == (
         mqa.BackendStatus("picky", False, "needs a GPU of the future"),

@@ -1,4 +1,4 @@
-"""The `mqa` command: demo, doctor, check, explain, bench, compile.
+"""The `mqa` command: demo, doctor, check, explain, emulate, bench, compile.
 
 Needs the extras `cli` and, for pictures, `plots`.
 """

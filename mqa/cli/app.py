@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import mqa
-from mqa.cli import INTERRUPTED, bench, check, compile, demo, doctor, explain
+from mqa.cli import INTERRUPTED, bench, check, compile, demo, doctor, emulate, explain
 from mqa.cli.console import Stop, one_line, print_whole, standard_error, standard_output
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -77,6 +77,7 @@ def _root(
     mqa doctor                        what this machine can run
     mqa check                         does every backend compute what it should
     mqa explain "dense fp8 S=..."     who would run this call, and why not the others
+    mqa emulate "dense fp8 S=..."     run its kernel on the CPU, races looked for
     mqa bench                         how fast, against what people use today
     mqa compile --arch sm_90a         compile every kernel ahead of its first call
     """
@@ -88,5 +89,6 @@ app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("check")(check.check)
 app.command("explain")(explain.explain)
+app.command("emulate")(emulate.emulate)
 app.command("bench")(bench.bench)
 app.command("compile")(compile.compile)

@@ -224,6 +224,10 @@ class Hopper:
 
     def reasons_against(self, problem: Problem, device: torch.device) -> Iterator[str]:
         yield from _device_reasons(device)
+        yield from self.problem_reasons(problem)
+
+    def problem_reasons(self, problem: Problem) -> Iterator[str]:
+        """Reasons that hold on every device, and for an emulator of one."""
         if problem.format not in self._elements:
             known = ", ".join(self._elements)
             yield f"format={problem.format} is not among its kernels, only {known}"

@@ -18,7 +18,9 @@ SMALL_DENSE = "dense fp8 S=3 N=40 H=4 D=32"
 SMALL_PAGED = "paged mxfp4 B=2 next_n=2 H=4 D=32 P=16 blocks=8 columns=3 L=48 clean=1"
 
 
-@pytest.mark.parametrize("command", ["demo", "doctor", "check", "explain", "bench", "compile"])
+@pytest.mark.parametrize(
+    "command", ["demo", "doctor", "check", "explain", "emulate", "bench", "compile"]
+)
 def test_help_of_each_command_has_examples(run, command):
     result = run(command, "--help")
     assert result.exit_code == 0

@@ -1,0 +1,695 @@
+"""Instructions that touch registers alone, each bound once to a function of a warp's registers.
+
+A function reads and writes a list with one array of 32 lanes for each register. Arrays are never
+changed in place: a `mov` copies the reference. So a register whose value an asynchronous operation
+still owns holds a `Pending` object, moves make aliases of it, and any other use is a type error,
+which `mqa.emulator.warp` reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mqa.emulator import floats
+from mqa.emulator.floats import Array
+from mqa.emulator.parser import (
+    BYTES,
+    Immediate,
+    Instruction,
+    Negated,
+    Operand,
+    Pair,
+    PtxError,
+    Register,
+    Symbol,
+    Vector,
+)
+
+Registers = list[Any]
+Function = Callable[[Registers], None]
+Cast = Callable[[Array], Array]
+Slot = tuple[int, Cast | None]
+"""Where a value is, and what makes it one of the type wanted; None if it is already."""
+LANES = 32
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    **{f"b{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"s{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{"f16": np.dtype("u2"), "bf16": np.dtype("u2"), "f16x2": np.dtype("u4")},
+    **{"bf16x2": np.dtype("u4"), "f32": np.dtype("f4"), "f64": np.dtype("f8")},
+    "pred": np.dtype(bool),
+}
+
+
+def storage(kind: str) -> np.dtype[Any]:
+    """How a register declared so holds its value."""
+    if kind in ("f32", "f64", "pred"):
+        return DTYPES[kind]
+    return DTYPES[f"b{8 * BYTES[kind]}"]
+
+
+def fail(instruction: Instruction, why: str) -> NoReturn:
+    raise PtxError(f"PTX line {instruction.line}: {instruction.opcode}: {why}")
+
+
+class Binder:
+    """Gives registers, constants and special registers their places in a warp's list."""
+
+    def __init__(self, registers: list[Register], symbols: dict[str, int]) -> None:
+        self.types = [storage(register.type) for register in registers]
+        self.symbols = symbols
+        self.constants: dict[int, Array] = {}
+        self.special: dict[str, int] = {}
+        self._known: dict[tuple[int, str], int] = {}
+
+    def source(self, operand: Operand, kind: str, at: Instruction) -> Slot:
+        """A value read as `kind`."""
+        wanted = np.dtype(DTYPES[kind])
+        if isinstance(operand, Register):
+            return operand.index, _view(self.types[operand.index], wanted)
+        if isinstance(operand, Immediate):
+            return self._constant(_bits(operand, kind), wanted), None
+        if isinstance(operand, Symbol) and operand.name in self.symbols:
+            return self._constant(self.symbols[operand.name], wanted), None
+        if isinstance(operand, Symbol) and operand.name == "WARP_SZ":
+            return self._constant(LANES, wanted), None
+        if isinstance(operand, Symbol) and operand.name.startswith("%"):
+            index = self.special.setdefault(operand.name, self._new(np.dtype("u4")))
+            return index, _view(self.types[index], wanted)
+        if isinstance(operand, Negated):
+            return operand.register.index, np.logical_not
+        fail(at, f"operand {operand} is not a value of type {kind}")
+
+    def dest(self, operand: Operand, kind: str, at: Instruction) -> Slot:
+        """Where a result of type `kind` goes, and what makes it the register's."""
+        if isinstance(operand, Symbol) and operand.name == "_":
+            return self._new(np.dtype(DTYPES[kind])), None
+        if not isinstance(operand, Register):
+            fail(at, f"result {operand} is no register")
+        return operand.index, _view(np.dtype(DTYPES[kind]), self.types[operand.index])
+
+    def _new(self, dtype: np.dtype[Any]) -> int:
+        self.types.append(dtype)
+        return len(self.types) - 1
+
+    def _constant(self, bits: int, dtype: np.dtype[Any]) -> int:
+        key = (bits, dtype.str)
+        if key not in self._known:
+            self._known[key] = index = self._new(dtype)
+            if dtype.kind == "b":
+                self.constants[index] = np.full(LANES, bool(bits))
+            else:
+                size = dtype.itemsize
+                value = np.array(bits & (1 << 8 * size) - 1, f"u{size}")
+                self.constants[index] = np.full(LANES, value).view(dtype)
+        return self._known[key]
+
+    def fresh(self) -> Registers:
+        """Registers of a new warp: poison, and constants."""
+        values: Registers = [_POISON[dtype.str] for dtype in self.types]
+        for index, constant in self.constants.items():
+            values[index] = constant
+        return values
+
+
+_POISON: dict[str, Array] = {
+    np.dtype(code).str: np.full(LANES * np.dtype(code).itemsize, 0xFF, np.uint8).view(code)
+    for code in ("u1", "u2", "u4", "u8", "f4", "f8", "i1", "i2", "i4", "i8")
+} | {np.dtype(bool).str: np.ones(LANES, bool)}
+"""What registers hold at the start: NaN, or -1."""
+
+
+def _bits(operand: Immediate, kind: str) -> int:
+    if operand.float_bits == 64 and kind == "f32":
+        value = np.array(operand.value, np.uint64).view(np.float64).astype(np.float32)
+        return int(value.view(np.uint32))
+    return operand.value
+
+
+def _view(have: np.dtype[Any], want: np.dtype[Any]) -> Cast | None:
+    """From one dtype to another: the same bits, cut, or extended by the sign of a signed one."""
+    if have == want:
+        return None
+    if have.itemsize == want.itemsize and "b" not in (have.kind, want.kind):
+        return lambda value: value.view(want)
+    middle = np.dtype(f"u{want.itemsize}")
+    return lambda value: value.astype(middle).view(want)
+
+
+def bind(function: Callable[..., Array], dest: Slot, *sources: Slot) -> Function:
+    """registers[dest] = function(registers[source], ...)."""
+    to, out = dest
+    if out is None and not any(cast for _, cast in sources):
+        places = tuple(place for place, _ in sources)
+        if len(places) == 1:
+            (a,) = places
+
+            def unary(values: Registers) -> None:
+                values[to] = function(values[a])
+
+            return unary
+        if len(places) == 2:
+            a, b = places
+
+            def binary(values: Registers) -> None:
+                values[to] = function(values[a], values[b])
+
+            return binary
+        if len(places) == 3:
+            a, b, c = places
+
+            def ternary(values: Registers) -> None:
+                values[to] = function(values[a], values[b], values[c])
+
+            return ternary
+
+    def general(values: Registers) -> None:
+        given = [cast(values[place]) if cast else values[place] for place, cast in sources]
+        result = function(*given)
+        values[to] = out(result) if out else result
+
+    return general
+
+
+ALU: dict[str, Callable[[Binder, Instruction], Function]] = {}
+
+
+def opcode(*names: str) -> Callable[[Any], Any]:
+    def register(function: Any) -> Any:
+        for name in names:
+            ALU[name] = function
+        return function
+
+    return register
+
+
+def modifiers(at: Instruction, *known: str) -> tuple[str, str]:
+    """The modifiers but the last, which is the type; all have to be known."""
+    _, *rest = at.parts
+    kind = rest[-1] if rest else ""
+    for modifier in rest[:-1]:
+        if modifier not in known:
+            fail(at, f"modifier .{modifier} is not modelled")
+    if kind not in DTYPES:
+        fail(at, f"type .{kind} is not modelled")
+    return ".".join(rest[:-1]), kind
+
+
+def _is_float(kind: str) -> bool:
+    return kind in ("f32", "f64")
+
+
+def _simple(b: Binder, at: Instruction, kind: str, function: Callable[..., Array]) -> Function:
+    """All operands of one type."""
+    sources = (b.source(operand, kind, at) for operand in at.operands[1:])
+    return bind(function, b.dest(at.operands[0], kind, at), *sources)
+
+
+def _unsigned(kind: str) -> str:
+    """Where signs don't matter, the type in which registers are kept."""
+    return kind.replace("s", "u", 1) if kind[0] == "s" else kind
+
+
+@opcode("add", "sub")
+def add(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at, "rn")
+    return _simple(b, at, _unsigned(kind), np.add if at.parts[0] == "add" else np.subtract)
+
+
+def _high(bits: int, signed: bool) -> Callable[[Array, Array], Array]:  # noqa: FBT001
+    wide = np.dtype(("i" if signed else "u") + str(bits // 4))
+
+    def function(x: Array, y: Array) -> Array:
+        product: Array = x.astype(wide) * y.astype(wide)
+        shifted: Array = (product >> wide.type(bits)).astype(x.dtype)
+        return shifted
+
+    return function
+
+
+@opcode("mul")
+def mul(b: Binder, at: Instruction) -> Function:
+    mode, kind = modifiers(at, "lo", "hi", "wide", "rn")
+    if kind == "bf16x2":
+        return _simple(b, at, kind, _mul_bf16x2)
+    if _is_float(kind):
+        return _simple(b, at, kind, np.multiply)
+    if mode == "lo":
+        return _simple(b, at, _unsigned(kind), np.multiply)
+    bits = int(kind[1:])
+    if mode == "hi" and bits <= 32:
+        return _simple(b, at, kind, _high(bits, kind[0] == "s"))
+    if mode != "wide" or bits > 32:
+        fail(at, "this form of mul is not modelled")
+    wide = f"{kind[0]}{2 * bits}"
+    dtype = DTYPES[wide]
+    sources = [b.source(operand, kind, at) for operand in at.operands[1:]]
+    function = lambda x, y: np.multiply(x, y, dtype=dtype)  # noqa: E731
+    return bind(function, b.dest(at.operands[0], wide, at), *sources)
+
+
+def _mul_bf16x2(x: Array, y: Array) -> Array:
+    halves = [
+        floats.bf16_of(_half(x, i).astype(np.float64) * _half(y, i)).astype(np.uint32)
+        for i in range(2)
+    ]
+    return halves[0] | halves[1] << np.uint32(16)
+
+
+def _half(pair: Array, which: int) -> Array:
+    """One bfloat16 of a pair, as float32."""
+    bits = pair << np.uint32(16) if which == 0 else pair & np.uint32(0xFFFF0000)
+    return bits.view(np.float32)
+
+
+@opcode("mad")
+def mad(b: Binder, at: Instruction) -> Function:
+    mode, kind = modifiers(at, "lo", "wide")
+    a, c, d = at.operands[1:]
+    if mode == "lo":
+        return _simple(b, at, _unsigned(kind), lambda x, y, z: x * y + z)
+    wide = f"{kind[0]}{2 * int(kind[1:])}"
+    dtype = DTYPES[wide]
+    sources = (b.source(a, kind, at), b.source(c, kind, at), b.source(d, wide, at))
+    function = lambda x, y, z: np.multiply(x, y, dtype=dtype) + z  # noqa: E731
+    return bind(function, b.dest(at.operands[0], wide, at), *sources)
+
+
+@opcode("fma")
+def fma(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at, "rn")
+    if not _is_float(kind):
+        fail(at, f"type .{kind} is not modelled")
+    return _simple(b, at, kind, floats.fma_f32 if kind == "f32" else floats.fma_f64)
+
+
+def _quotient(x: Array, y: Array) -> Array:
+    """Cut toward zero; of a division by zero all bits."""
+    if x.dtype.kind == "u":
+        return np.where(
+            y == 0, x.dtype.type(-1 & (1 << 8 * x.itemsize) - 1), x // np.where(y, y, 1)
+        )
+    safe = np.where(y == 0, 1, y).astype(x.dtype)
+    quotient = x // safe
+    inexact = (quotient * safe != x) & ((x < 0) != (safe < 0))
+    return np.where(y == 0, -1, quotient + inexact).astype(x.dtype)
+
+
+@opcode("div")
+def div(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at, "rn")
+    return _simple(b, at, kind, np.divide if _is_float(kind) else _quotient)
+
+
+@opcode("rem")
+def rem(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at)
+    return _simple(b, at, kind, lambda x, y: (x - _quotient(x, y) * y).astype(x.dtype))
+
+
+@opcode("max", "min")
+def extreme(b: Binder, at: Instruction) -> Function:
+    mode, kind = modifiers(at, "NaN")
+    largest = at.parts[0] == "max"
+    if not _is_float(kind):
+        return _simple(b, at, kind, np.maximum if largest else np.minimum)
+    if mode == "NaN":
+        return _simple(b, at, kind, floats.max_nan if largest else floats.min_nan)
+    return _simple(b, at, kind, floats.max_number if largest else floats.min_number)
+
+
+@opcode("abs", "neg")
+def sign(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at)
+    return _simple(b, at, kind, np.abs if at.parts[0] == "abs" else np.negative)
+
+
+_LOGIC: dict[str, Callable[..., Any]] = {
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.bitwise_not,
+}
+
+
+@opcode("and", "or", "xor", "not")
+def logic(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at)
+    return _simple(b, at, kind, _LOGIC[at.parts[0]])
+
+
+def _shift_left(x: Array, y: Array) -> Array:
+    bits = 8 * x.itemsize
+    return np.where(y < bits, x << np.minimum(y, bits - 1).astype(x.dtype), 0).astype(x.dtype)
+
+
+def _shift_right(x: Array, y: Array) -> Array:
+    """Of a signed value the sign comes in."""
+    bits = 8 * x.itemsize
+    shifted = x >> np.minimum(y, bits - 1).astype(x.dtype)
+    return shifted if x.dtype.kind == "i" else np.where(y < bits, shifted, 0).astype(x.dtype)
+
+
+@opcode("shl", "shr")
+def shift(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at)
+    function = _shift_left if at.parts[0] == "shl" else _shift_right
+    value, amount = at.operands[1:]
+    if isinstance(amount, Immediate) and 0 <= amount.value < 8 * BYTES[kind]:
+        by = DTYPES[kind].type(amount.value)
+        plain = (lambda x: x << by) if at.parts[0] == "shl" else (lambda x: x >> by)
+        return bind(plain, b.dest(at.operands[0], kind, at), b.source(value, kind, at))
+    sources = (b.source(value, kind, at), b.source(amount, "u32", at))
+    return bind(function, b.dest(at.operands[0], kind, at), *sources)
+
+
+_COMPARE: dict[str, Callable[..., Any]] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lo": np.less,
+    "ls": np.less_equal,
+    "hi": np.greater,
+    "hs": np.greater_equal,
+    "neu": np.not_equal,
+    "equ": lambda x, y: (x == y) | np.isnan(x) | np.isnan(y),
+    "ltu": lambda x, y: ~(x >= y),
+    "leu": lambda x, y: ~(x > y),
+    "gtu": lambda x, y: ~(x <= y),
+    "geu": lambda x, y: ~(x < y),
+    "num": lambda x, y: ~(np.isnan(x) | np.isnan(y)),
+    "nan": lambda x, y: np.isnan(x) | np.isnan(y),
+}
+
+
+@opcode("setp")
+def setp(b: Binder, at: Instruction) -> Function:
+    mode, kind = modifiers(at, *_COMPARE, "and", "or", "xor")
+    name, *combined = mode.split(".")
+    compare = _COMPARE.get(name)
+    if compare is None or isinstance(at.operands[0], Pair):
+        fail(at, "this comparison is not modelled")
+    if name == "ne" and _is_float(kind):
+        compare = lambda x, y: (x < y) | (x > y)  # noqa: E731
+    if name in ("eq", "ne") and not _is_float(kind):
+        kind = _unsigned(kind)
+    sources = [b.source(operand, kind, at) for operand in at.operands[1:3]]
+    dest = b.dest(at.operands[0], "pred", at)
+    if not combined:
+        return bind(compare, dest, *sources)
+    with_other, last = _LOGIC[combined[0]], b.source(at.operands[3], "pred", at)
+    return bind(lambda x, y, p: with_other(compare(x, y), p), dest, *sources, last)
+
+
+@opcode("selp")
+def selp(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at)
+    yes, no, which = at.operands[1:]
+    sources = (b.source(which, "pred", at), *(b.source(x, _unsigned(kind), at) for x in (yes, no)))
+    return bind(np.where, b.dest(at.operands[0], _unsigned(kind), at), *sources)
+
+
+@opcode("cvta")
+def cvta(b: Binder, at: Instruction) -> Function:
+    """Windows of the address spaces begin where `mqa.emulator.memory` says."""
+    from mqa.emulator.memory import WINDOWS
+
+    to_space = "to" in at.parts
+    space, kind = at.parts[-2].split("::")[0], at.parts[-1]
+    if space not in ("global", "shared", "local", "param", "const") or kind != "u64":
+        fail(at, f"state space .{space} is not modelled")
+    base = np.uint64(WINDOWS[space])
+    function = (lambda x: x - base) if to_space else (lambda x: x + base)
+    dest, source = b.dest(at.operands[0], kind, at), b.source(at.operands[1], kind, at)
+    return bind(function, dest, source)
+
+
+@opcode("popc", "clz", "brev")
+def count(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at)
+    bits = 8 * BYTES[kind]
+    count_by: dict[str, Callable[[str], int]] = {
+        "popc": lambda text: text.count("1"),
+        "clz": lambda text: bits - len(text.lstrip("0")),
+        "brev": lambda text: int(text[::-1], 2),
+    }
+    digits = count_by[at.parts[0]]
+    result = kind if at.parts[0] == "brev" else "u32"
+    dtype = DTYPES[result]
+
+    def function(x: Array) -> Array:
+        return np.array([digits(f"{value:0{bits}b}") for value in x.tolist()], dtype)
+
+    return bind(function, b.dest(at.operands[0], result, at), b.source(at.operands[1], kind, at))
+
+
+@opcode("bfind")
+def bfind(b: Binder, at: Instruction) -> Function:
+    """Place of the highest bit, or how far it is from the top; all ones where there is none."""
+    mode, kind = modifiers(at, "shiftamt")
+    bits = 8 * BYTES[kind]
+    if kind[0] != "u":
+        fail(at, f"type .{kind} is not modelled")
+
+    def function(x: Array) -> Array:
+        places = (value.bit_length() - 1 for value in x.tolist())
+        found = [
+            0xFFFFFFFF if place < 0 else bits - 1 - place if mode else place for place in places
+        ]
+        return np.array(found, np.uint32)
+
+    return bind(function, b.dest(at.operands[0], "u32", at), b.source(at.operands[1], kind, at))
+
+
+@opcode("bfi", "bfe")
+def bit_field(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at)
+    if kind[0] == "s":
+        fail(at, f"type .{kind} is not modelled")
+    *values, start, length = at.operands[1:]
+    bits, dtype = 8 * BYTES[kind], DTYPES[kind]
+
+    def field(start: Array, length: Array) -> tuple[Array, Array]:
+        first, size = np.minimum(start & 255, bits), np.minimum(length & 255, bits)
+        ones = [(1 << int(n)) - 1 for n in size]
+        return first.astype(object), np.array(ones, object)
+
+    def insert(x: Array, y: Array, start: Array, length: Array) -> Array:
+        first, ones = field(start, length)
+        kept = y.astype(object) & ~(ones << first)
+        placed = (x.astype(object) & ones) << first
+        return ((kept | placed) & (1 << bits) - 1).astype(dtype)
+
+    def extract(x: Array, start: Array, length: Array) -> Array:
+        first, ones = field(start, length)
+        return (x.astype(object) >> first & ones).astype(dtype)
+
+    sources = [b.source(value, kind, at) for value in values]
+    sources += [b.source(start, "u32", at), b.source(length, "u32", at)]
+    function = insert if at.parts[0] == "bfi" else extract
+    return bind(function, b.dest(at.operands[0], kind, at), *sources)
+
+
+@opcode("prmt")
+def prmt(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at)
+
+    def function(x: Array, y: Array, selector: Array) -> Array:
+        whole = x.astype(np.uint64) | y.astype(np.uint64) << np.uint64(32)
+        result = np.zeros(LANES, np.uint32)
+        for i in range(4):
+            choice = selector >> np.uint32(4 * i) & np.uint32(15)
+            byte = (whole >> (np.uint64(8) * (choice & np.uint32(7)))) & np.uint64(255)
+            signs = np.where(byte & np.uint64(128), np.uint64(255), np.uint64(0))
+            picked = np.where(choice & np.uint32(8), signs, byte).astype(np.uint32)
+            result = result | picked << np.uint32(8 * i)
+        return result
+
+    return _simple(b, at, kind, function)
+
+
+@opcode("lop3")
+def lop3(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at)
+    *values, table = at.operands[1:]
+    if not isinstance(table, Immediate):
+        fail(at, "the table has to be a number")
+    rows = [row for row in range(8) if table.value >> row & 1]
+
+    def function(x: Array, y: Array, z: Array) -> Array:
+        result = np.zeros(LANES, np.uint32)
+        for row in rows:
+            result |= (x if row & 4 else ~x) & (y if row & 2 else ~y) & (z if row & 1 else ~z)
+        return result
+
+    sources = (b.source(value, kind, at) for value in values)
+    return bind(function, b.dest(at.operands[0], kind, at), *sources)
+
+
+@opcode("shf")
+def shf(b: Binder, at: Instruction) -> Function:
+    """Funnel shift of the 64 bits {second, first}."""
+    mode, _ = modifiers(at, "l", "r", "wrap", "clamp")
+    left, wraps = mode.startswith("l"), mode.endswith("wrap")
+
+    def function(low: Array, high: Array, amount: Array) -> Array:
+        whole = low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
+        by = (amount & np.uint32(31) if wraps else np.minimum(amount, 32)).astype(np.uint64)
+        shifted = whole << by >> np.uint64(32) if left else whole >> by
+        return shifted.astype(np.uint32)
+
+    return _simple(b, at, "b32", function)
+
+
+@opcode("mov")
+def mov(b: Binder, at: Instruction) -> Function:
+    _, kind = modifiers(at)
+    to, value = at.operands
+    if isinstance(value, Vector):
+        return _pack(b, at, value, to, kind)
+    if isinstance(to, Vector):
+        return _unpack(b, at, value, to, kind)
+    kind = _unsigned(kind)
+    if isinstance(value, Register) and isinstance(to, Register):
+        return _copy(b, to, value)
+    dest, source = b.dest(to, kind, at), b.source(value, kind, at)
+    return bind(lambda x: x, dest, source)
+
+
+def _copy(b: Binder, target: Register, value: Register) -> Function:
+    to, source = target.index, value.index
+    cast = _view(b.types[source], b.types[to])
+
+    def run(values: Registers) -> None:
+        held = values[source]
+        if held.__class__ is Pending:
+            held.places.append((to, cast))
+            values[to] = held
+        else:
+            values[to] = cast(held) if cast else held
+
+    return run
+
+
+def _pack(b: Binder, at: Instruction, value: Vector, to: Operand, kind: str) -> Function:
+    part = f"b{8 * BYTES[kind] // len(value.parts)}"
+    sources = [b.source(x, part, at) for x in value.parts]
+
+    def function(*parts: Array) -> Array:
+        return np.stack(parts, axis=-1).view(DTYPES[f"b{8 * BYTES[kind]}"])[:, 0]
+
+    return bind(function, b.dest(to, f"b{8 * BYTES[kind]}", at), *sources)
+
+
+def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -> Function:
+    bits = 8 * BYTES[kind] // len(to.parts)
+    whole = f"b{8 * BYTES[kind]}"
+    source, cast = b.source(value, whole, at)
+    dests = [b.dest(x, f"b{bits}", at) for x in to.parts]
+    shifts = [DTYPES[whole].type(bits * i) for i in range(len(dests))]
+    narrow = DTYPES[f"b{bits}"]
+
+    def run(values: Registers) -> None:
+        given = values[source]
+        given = cast(given) if cast else given
+        for by, (place, out) in zip(shifts, dests, strict=True):
+            part = (given >> by).astype(narrow)
+            values[place] = out(part) if out else part
+
+    return run
+
+
+class Pending:
+    """Value of a register that an asynchronous operation owns, in every register moved from it."""
+
+    __slots__ = ("operation", "places")
+    __array_ufunc__ = None
+
+    def __init__(self, operation: object, place: int) -> None:
+        self.operation = operation
+        self.places: list[Slot] = [(place, None)]
+
+
+_TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+@opcode("cvt")
+def cvt(b: Binder, at: Instruction) -> Function:
+    *rest, to, source = at.parts[1:]
+    special = _CONVERSIONS.get((to, source))
+    if special is not None:
+        function, kinds, allowed = special
+        if tuple(rest) not in allowed:
+            fail(at, f"modifiers {rest} are not modelled")
+        sources = [b.source(x, kinds[1], at) for x in at.operands[1:]]
+        return bind(function, b.dest(at.operands[0], kinds[0], at), *sources)
+    if to not in DTYPES or source not in DTYPES or "pred" in (to, source):
+        fail(at, "this conversion is not modelled")
+    dest, value = b.dest(at.operands[0], to, at), b.source(at.operands[1], source, at)
+    return bind(_number_conversion(at, to, source, rest), dest, value)
+
+
+def _number_conversion(at: Instruction, to: str, source: str, rest: list[str]) -> Cast:
+    dtype, round_by = DTYPES[to], next((_TO_INTEGER[x] for x in rest if x in _TO_INTEGER), None)
+    plain = {"f32", "f64"}
+    if any(x not in (*_TO_INTEGER, "rn") for x in rest) or (
+        {to, source} & {"f16", "bf16", "f16x2", "bf16x2"}
+    ):
+        fail(at, "this conversion is not modelled")
+    if source not in plain or to in plain:
+        return lambda x: x.astype(dtype)
+    if round_by is None:
+        fail(at, "expected how to round to an integer")
+    rounded, limits = round_by, np.iinfo(dtype)
+
+    def function(x: Array) -> Array:
+        values = rounded(x.astype(np.float64))
+        # 2^31 and the like are exact in float64, the largest 64-bit integers are not.
+        inside = (values > limits.min) & (values < float(limits.max))
+        cut = np.where(values > 0, limits.max, limits.min)
+        return np.where(
+            np.isnan(values), 0, np.where(inside, np.where(inside, values, 0).astype(dtype), cut)
+        ).astype(dtype)
+
+    return function
+
+
+def _pair(low: Array, high: Array) -> Array:
+    return low.astype(np.uint32) | high.astype(np.uint32) << np.uint32(16)
+
+
+def _f16x2_of_e4m3x2(pair: Array) -> Array:
+    return _pair(floats.E4M3_IN_F16[pair & 255], floats.E4M3_IN_F16[pair >> 8])
+
+
+def _e4m3x2_of_f32(high: Array, low: Array) -> Array:
+    return floats.e4m3_of(low).astype(np.uint16) | floats.e4m3_of(high).astype(np.uint16) << 8
+
+
+_RN = (("rn",),)
+_CONVERSIONS: dict[tuple[str, str], tuple[Callable[..., Array], tuple[str, str], Any]] = {
+    ("f16", "f32"): (floats.f16_of, ("b16", "f32"), _RN),
+    ("bf16", "f32"): (floats.bf16_of, ("b16", "f32"), _RN),
+    ("f32", "f16"): (lambda x: x.view(np.float16).astype(np.float32), ("f32", "b16"), ((),)),
+    ("f32", "bf16"): (floats.f32_of_bf16, ("f32", "b16"), ((),)),
+    ("bf16x2", "f32"): (
+        lambda high, low: _pair(floats.bf16_of(low), floats.bf16_of(high)),
+        ("b32", "f32"),
+        _RN,
+    ),
+    ("f16x2", "f32"): (
+        lambda high, low: _pair(floats.f16_of(low), floats.f16_of(high)),
+        ("b32", "f32"),
+        _RN,
+    ),
+    ("f16x2", "e4m3x2"): (_f16x2_of_e4m3x2, ("b32", "b16"), _RN),
+    ("e4m3x2", "f32"): (_e4m3x2_of_f32, ("b16", "f32"), (("rn", "satfinite"),)),
+}
+"""By result and source: the function, the registers' types and the modifiers it takes."""

@@ -1,0 +1,158 @@
+"""Hopper's kernels on CPU tensors, as a backend that a call gets only by its name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mqa.cuda import cache, compiler
+from mqa.cuda.plan import Plan
+from mqa.cuda.sm90 import (
+    METADATA,
+    SM90,
+    dense_facts,
+    dense_kernels,
+    dense_metadata_plan,
+    dense_plan,
+    paged_metadata_plan,
+)
+from mqa.cuda.sm90_paged import paged_facts, paged_kernels, paged_plan
+from mqa.cuda.sm90_tiles import ELEMENTS, OWN_COLUMNS
+from mqa.prepared import Launch
+from mqa.problem import Format, PagedProblem, Problem
+from mqa.validate import DenseCall, PagedCall
+
+if TYPE_CHECKING:
+    from mqa.emulator.executor import Summary
+
+ARCH = "sm_90a"
+
+
+@dataclass
+class _Setting:
+    schedule: str = "eager"
+    seed: int = 0
+    launches: list[Summary] = field(default_factory=list)
+
+
+_setting: ContextVar[_Setting | None] = ContextVar("_setting", default=None)
+
+
+@contextlib.contextmanager
+def scheduled(schedule: str, seed: int = 0) -> Iterator[list[Summary]]:
+    """Calls of emulated backends in this block run under that schedule and seed.
+
+    Yields a list that gets a `Summary` for each launch.
+    """
+    setting = _Setting(schedule, seed)
+    token = _setting.set(setting)
+    try:
+        yield setting.launches
+    finally:
+        _setting.reset(token)
+
+
+class Emulated:
+    """What the backend `sm90` would launch, executed by `mqa.emulator`: slow, and checked."""
+
+    name = "sm90-emulated"
+    by_default = False
+
+    def reasons_against(self, problem: Problem, device: torch.device) -> Iterator[str]:
+        if device.type != "cpu":
+            yield f"emulates on the CPU, this is {device}"
+        elif (missing := self.unusable_here()) is not None:
+            yield missing
+        yield from SM90.problem_reasons(problem)
+
+    def unusable_here(self) -> str | None:
+        missing = compiler.unavailable()
+        return None if missing is None else "; ".join(map(str.strip, missing.splitlines()))
+
+    def dense(self, call: DenseCall, out: Tensor) -> Launch | None:
+        plan = dense_plan(dense_facts(call, out, ELEMENTS[call.problem.format]))
+        tensors = {
+            "q": call.q,
+            "q_scale": call.q_scale,
+            "kv": call.k if call.problem.N else call.q,
+            "kv_scale": call.kv_scale,
+            "w": call.weights,
+            "start": call.start,
+            "end": call.end,
+            "schedule": call.schedule,
+            "out": out,
+        }
+        execute(plan, tensors)
+        return None
+
+    def paged(self, call: PagedCall, out: Tensor) -> None:
+        plan = paged_plan(paged_facts(call, out, ELEMENTS[call.problem.format]))
+        tensors = {
+            "q": call.q,
+            "q_scale": call.q_scale,
+            "cache": call.kv_cache if call.problem.blocks else call.q,
+            "w": call.weights,
+            "lens": call.context_lens,
+            "table": call.block_table,
+            "indices": call.indices,
+            "schedule": call.schedule,
+            "out": out,
+        }
+        execute(plan, tensors)
+
+    def dense_metadata(
+        self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
+    ) -> None:
+        block = max(1, OWN_COLUMNS // num_heads)
+        strides = (start.stride(0), end.stride(0), out.stride(0))
+        sizes = (start.shape[0], num_kv_tokens, block, out.shape[0] - 1)
+        execute(dense_metadata_plan(*sizes, *strides), {"start": start, "end": end, "out": out})
+
+    def paged_metadata(self, context_lens: Tensor, indices: Tensor | None, out: Tensor) -> None:
+        lens = context_lens if context_lens.dim() == 2 else context_lens[:, None]
+        strides = (lens.stride(0), lens.stride(1) if context_lens.dim() == 2 else 0)
+        step = None if indices is None else indices.stride(0)
+        requests, next_n = lens.shape
+        plan = paged_metadata_plan(requests, next_n, out.shape[0] - 1, strides, step, out.stride(0))
+        execute(plan, {"lens": context_lens, "indices": indices, "out": out})
+
+    def schedules_on(self, device: torch.device) -> bool:
+        """The public metadata functions take no backend's name, and none gets this one unasked."""
+        return False
+
+    def accumulator(self, format: Format) -> str:
+        return SM90.accumulator(format)
+
+    def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
+        paged = isinstance(problem, PagedProblem)
+        facts = (problem.H, problem.D, problem.out, ELEMENTS[problem.format])
+        scoring = paged_kernels(*facts) if paged else dense_kernels(*facts)
+        for kernel in scoring:
+            cache.get(kernel, ARCH)
+        return (*map(str, scoring), str(METADATA[paged]))
+
+
+def execute(plan: Plan, tensors: Mapping[str, Tensor | None]) -> None:
+    """Compile a plan's kernel and run it on CPU tensors, as `scheduled` says.
+
+    Raises EmulationError where the kernel does what it must not.
+    """
+    # What interprets is loaded only where it is used: it needs longer than all else of mqa.
+    from mqa.emulator import executor
+
+    binary = cache.get(plan.kernel, ARCH)
+    setting = _setting.get() or _Setting()
+    setting.launches.append(
+        executor.run_plan(
+            binary.ptx, binary.symbol, plan, tensors, schedule=setting.schedule, seed=setting.seed
+        )
+    )
+
+
+SM90_EMULATED = Emulated()

@@ -1,0 +1,504 @@
+"""Copies that go on by themselves: tensor tiles (TMA), bulk copies, cp.async.
+
+Each becomes an operation in the machine's queue, and its bytes move when the scheduler completes
+it. What a tile looks like in shared memory follows from the address bits alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mqa.cuda.tensor_map import ADDRESS_BYTES, DESCRIPTOR_BYTES, TensorMap
+from mqa.emulator.alu import Binder, fail
+from mqa.emulator.floats import Array
+from mqa.emulator.machine import Operation
+from mqa.emulator.memory import PARAM_START, RANK_SHIFT, WINDOWS, Shared
+from mqa.emulator.parser import Address, Instruction
+from mqa.emulator.program import Effect, addresses, effect, number, values
+from mqa.emulator.reports import Finding, Kind
+from mqa.emulator.sync import MBarrier, barrier_at
+from mqa.emulator.warp import Wait, lanes
+
+if TYPE_CHECKING:
+    from mqa.emulator.machine import Cta
+    from mqa.emulator.warp import Warp
+
+MAP_MAGIC = b"mqa.map\0"
+TILE_ALIGN = 128
+_OFFSET = (1 << RANK_SHIFT) - 1
+_LOAD = "shared::cluster.global", "shared::cta.global"
+
+
+def encode_map(key: int) -> bytes:
+    """128 bytes that only this engine reads: which of the launch's maps it is."""
+    return (MAP_MAGIC + struct.pack("<Q", key)).ljust(DESCRIPTOR_BYTES, b"\xff")
+
+
+def _decode_map(warp: Warp, address: int) -> tuple[TensorMap, int]:
+    """The map at a generic address, and where its tensor is."""
+    machine = warp.cta.machine
+    if address >> 60 == WINDOWS["param"] >> 60:
+        start = address - WINDOWS["param"] - PARAM_START
+        raw = machine.params.data[start : start + 16].tobytes()
+    else:
+        raw = machine.memory.range(address, 16, "tensor map").tobytes()
+    key = struct.unpack("<Q", raw[8:])[0] if raw[:8] == MAP_MAGIC else -1
+    if key not in machine.maps:
+        raise Finding(Kind.DESCRIPTOR, f"there is no tensor map at {address:#x}")
+    found: tuple[TensorMap, int] = machine.maps[key]
+    return found
+
+
+def swizzled(places: Array, span: int) -> Array:
+    """Where a byte of a tile goes: in a line of 128 bytes, 16-byte chunks change places by the
+    number of the line. `places` are absolute shared addresses."""
+    lines = {0: 0, 32: 1, 64: 3, 128: 7}[span]
+    moved: Array = places ^ (places >> 7 & lines) << 4
+    return moved
+
+
+class Tile:
+    """One box of a tensor: its bytes in global memory, and their places in shared memory."""
+
+    def __init__(self, warp: Warp, map: TensorMap, address: int, corner: list[int]) -> None:
+        self.warp, self.map, self.address, self.corner = warp, map, address, corner
+        self.row_bytes = map.box[0] * map.element_bytes
+        self.rows = int(np.prod(map.box[1:], dtype=np.int64))
+        self.bytes = self.rows * self.row_bytes
+        first = corner[0] * map.element_bytes
+        if first % ADDRESS_BYTES:
+            raise Finding(
+                Kind.MISALIGNED,
+                f"tile of {map.tensor} at byte {first} of a row, expected a multiple of 16",
+            )
+        self.first = first
+
+    def __str__(self) -> str:
+        return f"tile of {self.map.tensor} at {self.corner}"
+
+    def _row_offsets(self) -> tuple[Array, Array]:
+        """Byte offset of each row of the box in the tensor, and whether the row exists."""
+        offsets, exists = np.zeros(1, np.int64), np.ones(1, bool)
+        dims = zip(self.map.shape[1:], self.map.strides, self.map.box[1:], strict=True)
+        for (size, stride, box), start in zip(dims, self.corner[1:], strict=True):
+            index = start + np.arange(box, dtype=np.int64)
+            inside = (index >= 0) & (index < size)
+            offsets = (index[:, None] * stride + offsets).ravel()
+            exists = (inside[:, None] & exists).ravel()
+        return offsets, exists
+
+    def _columns(self) -> tuple[int, int]:
+        """Bytes [from, to) of a row of the box that exist."""
+        width = self.map.shape[0] * self.map.element_bytes
+        low = min(max(-self.first, 0), self.row_bytes)
+        return low, max(min(width - self.first, self.row_bytes), low)
+
+    def _global(self) -> tuple[Any, Array, int, int]:
+        """Existing rows, their bytes' places in the buffer, and the columns."""
+        offsets, exists = self._row_offsets()
+        low, high = self._columns()
+        starts = self.address + offsets[exists] + self.first + low
+        return exists, starts, low, high
+
+    def load(self) -> Array:
+        """The box's bytes, [rows, row bytes], zero outside the tensor."""
+        box = np.zeros((self.rows, self.row_bytes), np.uint8)
+        exists, starts, low, high = self._global()
+        if len(starts) and high > low:
+            buffer = self.warp.cta.machine.memory.find(int(starts[0]))
+            buffer.check(starts, 1, str(self))
+            buffer.check(starts + (high - low - 1), 1, str(self))
+            wide = 16 if (high - low) % 16 == 0 and not np.count_nonzero(starts & 15) else 1
+            view = buffer.data.view("c16") if wide == 16 else buffer.data
+            index = (starts - buffer.origin)[:, None] // wide + np.arange((high - low) // wide)
+            box[exists, low:high] = view[index].view(np.uint8).reshape(len(starts), -1)
+        return box
+
+    def store(self, box: Array) -> None:
+        """Write the part of the box that exists."""
+        exists, starts, low, high = self._global()
+        memory = self.warp.cta.machine.memory
+        for start, row in zip(starts.tolist(), box[exists, low:high], strict=True):
+            if high > low:
+                memory.range(start, high - low, str(self))[:] = row
+
+    def places(self, target: int, shared: Shared) -> Array:
+        """Offset in shared memory of each 16-byte chunk of the box."""
+        pitch = self.map.swizzle or self.row_bytes
+        if target % TILE_ALIGN:
+            raise Finding(
+                Kind.MISALIGNED, f"{self} goes to {target:#x}, expected a multiple of {TILE_ALIGN}"
+            )
+        row = np.arange(self.rows)[:, None] * pitch
+        chunks = target + row + np.arange(0, self.row_bytes, 16)
+        shared.check(np.array([target]), 1, str(self))
+        shared.check(
+            np.array([target + (self.rows - 1) * pitch + self.row_bytes - 1]), 1, str(self)
+        )
+        offsets: Array = swizzled(chunks, self.map.swizzle).ravel() - shared.start
+        return offsets
+
+
+def _words(chunks: Array) -> Array:
+    """Index of the 4-byte words of 16-byte chunks."""
+    return (chunks[:, None] // 4 + np.arange(4)).ravel()
+
+
+def _copy_in(
+    cta: Cta,
+    name: str,
+    read: Callable[[], Array],
+    targets: list[tuple[Shared, Array, MBarrier]],
+    size: int,
+) -> None:
+    """Issue a copy to shared memory; its bytes go to 16-byte chunks, in order."""
+    words = [_words(chunks) for _, chunks, _ in targets]
+    for (shared, _, _), index in zip(targets, words, strict=True):
+        shared.acquire(index, name, writes=True)
+
+    def act() -> None:
+        data = read().reshape(-1).view("c16")
+        for (shared, chunks, barrier), index in zip(targets, words, strict=True):
+            shared.data.view("c16")[chunks // 16] = data
+            shared.release(index, writes=True)
+            barrier.deliver(size)
+
+    cta.machine.issue(Operation(name, act))
+
+
+def _targets(warp: Warp, target: int, barrier: int, multicast: int | None) -> Any:
+    """CTAs that get a copy, with the address in each and its barrier."""
+    if multicast is None:
+        rank = target >> RANK_SHIFT
+        cta = warp.cta if rank == 0 else warp.cta.peer(rank - 1)
+        yield cta, target & _OFFSET, _known(barrier_at(warp, barrier))
+        return
+    for rank in range(len(warp.cta.cluster)):
+        if multicast >> rank & 1:
+            moved = rank + 1 << RANK_SHIFT | barrier & _OFFSET
+            yield warp.cta.peer(rank), target & _OFFSET, _known(barrier_at(warp, moved))
+
+
+def _known(barrier: MBarrier) -> MBarrier:
+    if not barrier.known_to_engines:
+        raise Finding(Kind.BARRIER, f"a copy uses {barrier} without fence.mbarrier_init before")
+    return barrier
+
+
+_TENSOR_LOAD = {"tile", "mbarrier::complete_tx::bytes", "multicast::cluster", "L2::cache_hint"}
+
+
+@effect("cp.async.bulk.tensor")
+def tensor_copy(b: Binder, at: Instruction) -> Effect:
+    rank, form = at.parts[4], ".".join(at.parts[5:7])
+    rest = set(at.parts[7:])
+    if rank not in ("1d", "2d", "3d", "4d", "5d"):
+        fail(at, f"expected 1d to 5d, got {rank}")
+    if form == "global.shared::cta" and rest <= {"tile", "bulk_group", "L2::cache_hint"}:
+        return _tensor_store(b, at, int(rank[0]))
+    if form not in _LOAD or not rest <= _TENSOR_LOAD:
+        fail(at, "this form is not modelled")
+    target, source = addresses(b, at.operands[0], at, "u32"), at.operands[1]
+    barrier = addresses(b, at.operands[2], at, "u32")
+    cast = values(b, at.operands[3], "u16", at) if "multicast::cluster" in rest else None
+    where, corner = _tensor_operand(b, source, at, int(rank[0]))
+
+    def run(warp: Warp, mask: int) -> None:
+        for lane in np.flatnonzero(lanes(mask)):
+            map, address = _decode_map(warp, int(where(warp)[lane]))
+            tile = _tile(warp, map, address, [int(read(warp)[lane]) for read in corner])
+            chosen = int(cast(warp)[lane]) if cast else None
+            targets = [
+                (cta.shared, tile.places(place, cta.shared), found)
+                for cta, place, found in _targets(
+                    warp, int(target(warp)[lane]), int(barrier(warp)[lane]), chosen
+                )
+            ]
+            _copy_in(warp.cta, str(tile), tile.load, targets, tile.bytes)
+
+    return run
+
+
+def _tile(warp: Warp, map: TensorMap, address: int, corner: list[int]) -> Tile:
+    if len(map.shape) != len(corner):
+        raise Finding(
+            Kind.DESCRIPTOR,
+            f"{len(corner)} coordinates for a tensor map of {len(map.shape)} dimensions",
+        )
+    return Tile(warp, map, address, corner)
+
+
+def _tensor_operand(b: Binder, operand: Any, at: Instruction, rank: int) -> tuple[Any, Any]:
+    """Readers of the map's address and of the coordinates."""
+    if not isinstance(operand, Address) or len(operand.coordinates) != rank:
+        fail(at, f"expected a tensor map and {rank} coordinates")
+    corner = [values(b, part, "s32", at) for part in operand.coordinates]
+    return addresses(b, Address(operand.base, operand.offset), at, "u64"), corner
+
+
+def _tensor_store(b: Binder, at: Instruction, rank: int) -> Effect:
+    where, corner = _tensor_operand(b, at.operands[0], at, rank)
+    source = addresses(b, at.operands[1], at, "u32")
+
+    def run(warp: Warp, mask: int) -> None:
+        for lane in np.flatnonzero(lanes(mask)).tolist():
+            map, address = _decode_map(warp, int(where(warp)[lane]))
+            tile = _tile(warp, map, address, [int(read(warp)[lane]) for read in corner])
+            if min(tile.corner) < 0:
+                raise Finding(Kind.OUT_OF_BOUNDS, f"{tile} is stored, expected coordinates >= 0")
+            shared = warp.cta.shared
+            chunks = tile.places(int(source(warp)[lane]), shared)
+            _copy_out(warp, lane, str(tile), chunks, _into_tile(tile))
+
+    return run
+
+
+def _into_tile(tile: Tile) -> Callable[[Array], None]:
+    return lambda data: tile.store(data.reshape(tile.rows, tile.row_bytes))
+
+
+def _copy_out(
+    warp: Warp, lane: int, name: str, chunks: Array, write: Callable[[Array], None]
+) -> None:
+    """Issue a copy from 16-byte chunks of shared memory, in the thread's open bulk group."""
+    shared, index = warp.cta.shared, _words(chunks)
+    shared.acquire(index, name, writes=False)
+
+    def act() -> None:
+        write(shared.data.view("c16")[chunks // 16].view(np.uint8))
+        shared.release(index, writes=False)
+
+    operation = Operation(name, act)
+    warp.bulk.setdefault(lane, [[]])[-1].append(operation)
+    warp.cta.machine.issue(operation)
+
+
+def _check_bulk(place: int, other: int, size: int) -> None:
+    if place % 16 or other % 16 or size % 16 or size <= 0:
+        raise Finding(
+            Kind.MISALIGNED,
+            f"bulk copy, {size} bytes between {place:#x} and {other:#x}, not multiples of 16",
+        )
+
+
+@effect("cp.async.bulk")
+def bulk_copy(b: Binder, at: Instruction) -> Effect:
+    form, rest = ".".join(at.parts[3:5]), set(at.parts[5:])
+    if form == "global.shared::cta" and rest <= {"bulk_group", "L2::cache_hint"}:
+        return _bulk_store(b, at)
+    if form not in (*_LOAD, "shared::cluster.shared::cta") or not rest <= _TENSOR_LOAD - {"tile"}:
+        fail(at, "this form is not modelled")
+    from_shared = form == "shared::cluster.shared::cta"
+    target, source = (addresses(b, operand, at, "u64") for operand in at.operands[:2])
+    sizes, barrier = values(b, at.operands[2], "u32", at), addresses(b, at.operands[3], at, "u32")
+    cast = values(b, at.operands[4], "u16", at) if "multicast::cluster" in rest else None
+
+    def run(warp: Warp, mask: int) -> None:
+        for lane in np.flatnonzero(lanes(mask)):
+            place, origin = int(target(warp)[lane]), int(source(warp)[lane])
+            size, chosen = int(sizes(warp)[lane]), int(cast(warp)[lane]) if cast else None
+            _check_bulk(place, origin, size)
+            name = f"bulk copy of {size} bytes to shared address {place:#x}"
+            targets = []
+            for cta, offset, found in _targets(warp, place, int(barrier(warp)[lane]), chosen):
+                cta.shared.words(offset, size)
+                chunks = np.arange(offset, offset + size, 16) - cta.shared.start
+                targets.append((cta.shared, chunks, found))
+            read = _reader(warp, origin, size, name, from_shared=from_shared)
+            _copy_in(warp.cta, name, read, targets, size)
+
+    return run
+
+
+def _reader(
+    warp: Warp, origin: int, size: int, name: str, *, from_shared: bool
+) -> Callable[[], Array]:
+    if not from_shared:
+        return lambda: warp.cta.machine.memory.range(origin, size, name)
+    shared = warp.cta.shared
+    words = shared.words(origin, size)
+    shared.acquire(words, name, writes=False)
+
+    def read() -> Array:
+        shared.release(words, writes=False)
+        return shared.data[origin - shared.start :][:size]
+
+    return read
+
+
+def _bulk_store(b: Binder, at: Instruction) -> Effect:
+    target, source = (addresses(b, operand, at, "u64") for operand in at.operands[:2])
+    sizes = values(b, at.operands[2], "u32", at)
+
+    def run(warp: Warp, mask: int) -> None:
+        for lane in np.flatnonzero(lanes(mask)).tolist():
+            place, origin = int(target(warp)[lane]), int(source(warp)[lane])
+            size = int(sizes(warp)[lane])
+            _check_bulk(place, origin, size)
+            name = f"bulk store of {size} bytes"
+            into = warp.cta.machine.memory.range(place, size, name)
+            warp.cta.shared.words(origin, size)
+            chunks = np.arange(origin, origin + size, 16) - warp.cta.shared.start
+            _copy_out(warp, lane, name, chunks, _into(into))
+
+    return run
+
+
+def _into(target: Array) -> Callable[[Array], None]:
+    def write(data: Array) -> None:
+        target[:] = data
+
+    return write
+
+
+class OperationsWait(Wait):
+    """For operations of this thread."""
+
+    def __init__(self, operations: list[Operation]) -> None:
+        self.operations = operations
+
+    def ready(self) -> bool:
+        return all(operation.done for operation in self.operations)
+
+    def __str__(self) -> str:
+        return ", ".join(str(x) for x in self.operations if not x.done)
+
+
+def wait_for(operations: list[Operation]) -> Wait | None:
+    """A wait, unless all are done."""
+    wait = OperationsWait(operations)
+    return None if wait.ready() else wait
+
+
+@effect("cp.async.bulk.commit_group")
+def bulk_commit(b: Binder, at: Instruction) -> Effect:
+    def run(warp: Warp, mask: int) -> None:
+        for lane in np.flatnonzero(lanes(mask)).tolist():
+            warp.bulk.setdefault(lane, [[]]).append([])
+
+    return run
+
+
+@effect("cp.async.bulk.wait_group")
+def bulk_wait(b: Binder, at: Instruction) -> Effect:
+    newest = number(at.operands[0], at)
+
+    def run(warp: Warp, mask: int) -> Wait | None:
+        waited: list[Operation] = []
+        for lane in np.flatnonzero(lanes(mask)).tolist():
+            committed = warp.bulk.get(lane, [[]])[:-1]
+            waited += itertools.chain(*committed[: len(committed) - newest])
+        return wait_for(waited)
+
+    return run
+
+
+@effect("cp.async.bulk.prefetch")
+def bulk_prefetch(b: Binder, at: Instruction) -> Effect:
+    """Changes nothing that a kernel could see."""
+    return lambda warp, mask: None
+
+
+@effect("cp.async.ca", "cp.async.cg")
+def cp_async(b: Binder, at: Instruction) -> Effect:
+    if not {"ca", "cg", "shared", "shared::cta", "global", "L2::128B"}.issuperset(at.parts[2:]):
+        fail(at, "this form is not modelled")
+    target, source = (
+        addresses(b, at.operands[0], at, "u32"),
+        addresses(b, at.operands[1], at, "u64"),
+    )
+    size = number(at.operands[2], at)
+    amount = values(b, at.operands[3], "u32", at) if len(at.operands) > 3 else None
+    if size not in (4, 8, 16):
+        fail(at, f"{size} bytes, expected 4, 8 or 16")
+
+    def run(warp: Warp, mask: int) -> None:
+        which = lanes(mask)
+        places, origins = target(warp)[which], source(warp)[which]
+        counts = amount(warp)[which] if amount else np.full(len(places), size)
+        shared = warp.cta.shared
+        shared.check(places, size, "cp.async")
+        offsets = places - shared.start
+        words = (offsets[:, None] // 4 + np.arange(size // 4)).ravel()
+        name = f"cp.async of {size} bytes by warp {warp.index}"
+        shared.acquire(words, name, writes=True, proxy=False)
+
+        def act() -> None:
+            data = _gather(warp, origins, counts, size)
+            shared.data[offsets[:, None] + np.arange(size)] = data
+            shared.release(words, writes=True)
+            shared.soil(words, warp.index)
+
+        operation = Operation(name, act)
+        warp.copies.append(operation)
+        warp.cta.machine.issue(operation)
+
+    return run
+
+
+def _gather(warp: Warp, origins: Array, counts: Array, size: int) -> Array:
+    """[threads, size] bytes, zero where a thread reads fewer."""
+    data = np.zeros((len(origins), size), np.uint8)
+    reads = counts > 0
+    if np.count_nonzero(reads):
+        buffer = warp.cta.machine.memory.find(int(origins[reads][0]))
+        for byte in range(size):
+            these = counts > byte
+            if np.count_nonzero(these):
+                places = origins[these] + byte
+                buffer.check(places, 1, "cp.async")
+                data[these, byte] = buffer.data[places - buffer.origin]
+        if np.count_nonzero(origins[reads] % size):
+            raise Finding(Kind.MISALIGNED, f"cp.async of {size} bytes")
+    return data
+
+
+@effect("cp.async.mbarrier.arrive")
+def cp_async_arrive(b: Binder, at: Instruction) -> Effect:
+    where = addresses(b, at.operands[0], at, "b64")
+    counted = "noinc" in at.parts
+
+    def run(warp: Warp, mask: int) -> None:
+        found = [barrier_at(warp, place) for place in where(warp)[lanes(mask)].tolist()]
+        if not counted:
+            for barrier in found:
+                barrier.pending += 1
+
+        def act() -> None:
+            warp.cta.shared.tell(warp.index)
+            for barrier in found:
+                barrier.arrive()
+
+        operation = Operation(f"arrival after cp.async of warp {warp.index}", act)
+        operation.after = [copy for copy in warp.copies if not copy.done]
+        warp.copies = operation.after.copy()
+        warp.cta.machine.issue(operation)
+
+    return run
+
+
+@effect("cp.async.commit_group")
+def cp_async_commit(b: Binder, at: Instruction) -> Effect:
+    def run(warp: Warp, mask: int) -> None:
+        warp.copy_groups.append(warp.copies)
+        warp.copies = []
+
+    return run
+
+
+@effect("cp.async.wait_group", "cp.async.wait_all")
+def cp_async_wait(b: Binder, at: Instruction) -> Effect:
+    newest = number(at.operands[0], at) if at.operands else 0
+    every = at.parts[2] == "wait_all"
+
+    def run(warp: Warp, mask: int) -> Wait | None:
+        groups = warp.copy_groups
+        waited = list(itertools.chain(*groups[: len(groups) - newest]))
+        return wait_for(waited + warp.copies if every else waited)
+
+    return run

@@ -1,0 +1,282 @@
+"""Memory: allocations of the host as global memory, and shared, local, parameter and constant.
+
+Every byte belongs to a buffer with exact bounds. Shared memory also keeps, for each byte, whether
+it was written and which warp wrote it last without a proxy fence after, and for each 4 bytes how
+many asynchronous operations read and write them now.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mqa.emulator.reports import Finding, Kind
+
+Array = npt.NDArray[Any]
+
+SHARED_START = 1024
+"""First address of a CTA's shared memory: with 0 a forgotten base would pass."""
+RANK_SHIFT = 24
+"""A CTA's rank in its cluster stands in these bits of a shared address and above."""
+PARAM_START = 256
+CONST_START = 1 << 20
+WINDOWS = {
+    "global": 0,
+    "shared": 1 << 60,
+    "local": 2 << 60,
+    "param": 3 << 60,
+    "const": 4 << 60,
+}
+"""Where the address spaces begin in generic addresses; hosts give none that large."""
+POISON = 0xFF
+"""NaN in every float format."""
+
+
+class Buffer:
+    """Bytes [start, end) of an address space, seen as arrays of any element size."""
+
+    def __init__(self, name: str, data: Array, start: int, end: int, origin: int) -> None:
+        self.name, self.start, self.end, self.origin = name, start, end, origin
+        self.data = data
+        self._views = {
+            size: data[: len(data) // size * size].view(f"u{size}") for size in (1, 2, 4, 8)
+        }
+        self.allowed: Array | None = None
+        """Where a tensor has gaps: which bytes are its own."""
+
+    def view(self, size: int) -> Array:
+        """Element i begins at address origin + i * size."""
+        return self._views[size]
+
+    def check(self, addresses: Array, size: int, what: str) -> None:
+        """Raise a finding unless all accesses of `size` bytes are aligned and inside."""
+        if np.count_nonzero(addresses & (size - 1)):
+            bad = int(addresses[(addresses & (size - 1)) != 0][0])
+            raise Finding(Kind.MISALIGNED, f"{what} of {size} bytes at {bad:#x}, in {self.name}")
+        low, high = int(addresses.min()), int(addresses.max())
+        if low < self.start or high + size > self.end:
+            bad = low if low < self.start else high
+            raise Finding(Kind.OUT_OF_BOUNDS, f"{what} of {size} bytes {self._relative(bad)}")
+        if self.allowed is not None:
+            for byte in range(size):
+                inside = self.allowed[addresses - self.start + byte]
+                if not inside.all():
+                    bad = int(addresses[~inside][0])
+                    raise Finding(
+                        Kind.OUT_OF_BOUNDS,
+                        f"{what} of {size} bytes between rows, {self._relative(bad)}",
+                    )
+
+    def _relative(self, address: int) -> str:
+        size = self.end - self.start
+        return f"at byte {address - self.start} of {self.name}, which has {size}"
+
+
+def host_buffer(name: str, address: int, size: int) -> Buffer:
+    """Memory of the host in place. It has to outlive the buffer."""
+    origin = address & -16
+    length = (address + size - origin + 15) // 16 * 16
+    raw = (ctypes.c_uint8 * length).from_address(origin)
+    return Buffer(name, np.ctypeslib.as_array(raw), address, address + size, origin)
+
+
+def own_buffer(name: str, size: int, start: int) -> Buffer:
+    """Memory of the emulator's own, poisoned."""
+    data = np.full((size + 15) // 16 * 16, POISON, np.uint8)
+    return Buffer(name, data, start, start + size, start)
+
+
+class Global:
+    """All that a kernel may reach through global addresses."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Buffer] = []
+        self._starts: list[int] = []
+        self._last: Buffer | None = None
+
+    def add(self, name: str, address: int, size: int, allowed: Array | None = None) -> None:
+        """Allow accesses to `size` bytes. The same memory may be added under several names."""
+        buffer = host_buffer(name, address, size)
+        buffer.allowed = allowed
+        self.add_buffer(buffer)
+
+    def add_buffer(self, buffer: Buffer) -> None:
+        place = bisect.bisect(self._starts, buffer.start)
+        self._starts.insert(place, buffer.start)
+        self._buffers.insert(place, buffer)
+
+    def find(self, address: int) -> Buffer:
+        """The allocation that an address belongs to."""
+        last = self._last
+        if last is not None and last.start <= address < last.end:
+            return last
+        before: Buffer | None = None
+        for buffer in self._buffers[: bisect.bisect(self._starts, address)]:
+            if address < buffer.end:
+                self._last = buffer
+                return buffer
+            before = buffer
+        where = "no allocation is near"
+        if before is not None:
+            where = f"{address - before.end} bytes past the end of {before.name}"
+        raise Finding(Kind.OUT_OF_BOUNDS, f"global address {address:#x}: {where}")
+
+    def range(self, address: int, size: int, what: str) -> Array:
+        """Bytes of a copy, all in one allocation."""
+        buffer = self.find(address)
+        buffer.check(np.array([address]), 1, what)
+        buffer.check(np.array([address + size - 1]), 1, what)
+        if buffer.allowed is not None and not buffer.allowed[address - buffer.start :][:size].all():
+            raise Finding(Kind.OUT_OF_BOUNDS, f"{what} covers bytes between rows of {buffer.name}")
+        first = address - buffer.origin
+        return buffer.data[first : first + size]
+
+
+class Shared(Buffer):
+    """Shared memory of a CTA."""
+
+    def __init__(self, size: int) -> None:
+        size = (size + 15) // 16 * 16
+        data = np.full(size, POISON, np.uint8)
+        super().__init__("shared memory", data, SHARED_START, SHARED_START + size, SHARED_START)
+        self.written = Buffer("", np.zeros(size, np.uint8), 0, size, 0)
+        self.dirty = Buffer("", np.zeros(size, np.uint8), 0, size, 0)
+        self.reading = np.zeros(size // 4, np.int16)
+        self.writing = np.zeros(size // 4, np.int16)
+        self.in_flight: list[tuple[Any, bool, str]] = []
+        """Of each asynchronous operation: its words, whether it writes, and what it is."""
+        self._dirty_pages: dict[int, set[int]] = {}
+
+    def load(self, addresses: Array, size: int, count: int) -> list[Array]:
+        """`count` consecutive elements from each address.
+
+        Bytes never written read as poison: compilers load early what they may not use at all.
+        """
+        self.check(addresses, size * count, "load")
+        first = (addresses - self.start) // size
+        view = self._views[size]
+        if self.in_flight:
+            self._no_race(self.writing, addresses, "read while it is written", size * count)
+        return [view[first + i] for i in range(count)]
+
+    def store(self, addresses: Array, size: int, values: list[Array], warp: int) -> None:
+        """Ordinary stores of consecutive elements, by lanes of one warp."""
+        self.check(addresses, size * len(values), "store")
+        if self.in_flight:
+            what = "written by a store while it is"
+            self._no_race(self.writing, addresses, f"{what} written", size * len(values))
+            self._no_race(self.reading, addresses, f"{what} read", size * len(values))
+        first = (addresses - self.start) // size
+        view, written, dirty = self._views[size], self.written.view(size), self.dirty.view(size)
+        mark = int.from_bytes(bytes([warp + 1]) * size, "little")
+        for i, value in enumerate(values):
+            view[first + i] = value
+            written[first + i] = (1 << 8 * size) - 1
+            dirty[first + i] = mark
+        pages = self._dirty_pages.setdefault(warp + 1, set())
+        low, high = int(first.min()) * size, int(first.max()) * size
+        pages.update(range(low >> 12, (high >> 12) + 1))
+
+    def _no_race(self, users: Array, addresses: Array, what: str, size: int) -> None:
+        first, last = addresses - self.start, addresses - self.start + size - 1
+        busy = users[first >> 2] + users[(first + last) >> 3] + users[last >> 2]
+        if np.count_nonzero(busy):
+            bad = int(addresses[busy != 0][0])
+            user = self._user_of((bad - self.start) >> 2)
+            raise Finding(Kind.RACE, f"{self._relative(bad)} is {what} by {user}")
+
+    def fence(self, warp: int) -> None:
+        """A proxy fence: what the warp wrote, or others wrote and told, may be read by engines."""
+        for mark in (warp + 1, _TOLD):
+            self._remark(mark, 0)
+
+    def tell(self, warp: int) -> None:
+        """The warp arrived at a barrier: a fence of another one covers its writes too."""
+        pages = self._dirty_pages.get(warp + 1)
+        if pages:
+            self._dirty_pages.setdefault(_TOLD, set()).update(pages)
+            self._remark(warp + 1, _TOLD)
+
+    def _remark(self, old: int, new: int) -> None:
+        for page in self._dirty_pages.pop(old, ()):
+            part = self.dirty.data[page << 12 : (page + 1) << 12]
+            part[part == old] = new
+
+    def acquire(
+        self, words: Any, user: str, *, writes: bool, proxy: bool = True, poison: bool = False
+    ) -> None:
+        """The asynchronous operation `user` will read or write these 4-byte words.
+
+        `proxy`: it does so by the asynchronous proxy. `poison`: it may read what was never written,
+        as products do whose columns nobody uses.
+        """
+        self._no_clash(words, user, writes=writes)
+        if proxy:
+            self._fenced(words, writes=writes)
+        if not writes and not poison:
+            written = self.written.view(4)
+            if np.count_nonzero(written[words] != 0xFFFFFFFF):
+                raise Finding(Kind.UNWRITTEN, self._first(words, written != 0xFFFFFFFF))
+        users = self.writing if writes else self.reading
+        users[words] += 1
+        self.in_flight.append((words, writes, user))
+
+    def release(self, words: Any, *, writes: bool) -> None:
+        users = self.writing if writes else self.reading
+        users[words] -= 1
+        self.in_flight = [one for one in self.in_flight if one[0] is not words]
+        if writes:
+            self.written.view(4)[words] = 0xFFFFFFFF
+
+    def soil(self, words: Any, warp: int) -> None:
+        """An asynchronous copy of the ordinary proxy wrote these words."""
+        self.dirty.view(4)[words] = (warp + 1) * 0x01010101
+        pages = np.unique(words >> 10).tolist()
+        self._dirty_pages.setdefault(warp + 1, set()).update(pages)
+
+    def _no_clash(self, words: Any, user: str, *, writes: bool) -> None:
+        """Raise a finding unless an asynchronous operation may use these words now."""
+        if not self.in_flight:
+            return
+        busy = self.writing + self.reading if writes else self.writing
+        if np.count_nonzero(busy[words]):
+            places = np.arange(len(busy))[words].ravel()
+            place = int(places[busy[places] != 0][0])
+            raise Finding(
+                Kind.RACE,
+                f"{self._first(words, busy)} is {'written' if writes else 'read'} by {user}, and "
+                f"in flight is {self._user_of(place)}",
+            )
+
+    def _user_of(self, place: int) -> str:
+        """Operations in flight that use a word."""
+        found = []
+        for words, writes, user in self.in_flight:
+            if place in np.arange(len(self.reading))[words]:
+                found.append(f"{user}, which {'writes' if writes else 'reads'} it")
+        return "; ".join(dict.fromkeys(found))
+
+    def _fenced(self, words: Any, *, writes: bool) -> None:
+        dirty = self.dirty.view(4)
+        if np.count_nonzero(dirty[words]):
+            where = self._first(words, dirty)
+            raise Finding(Kind.PROXY_FENCE, f"{where} is {'written' if writes else 'read'}")
+
+    def _first(self, words: Any, marks: Array) -> str:
+        places = np.arange(len(marks))[words].ravel()
+        place = int(places[marks[places] != 0][0])
+        return self._relative(self.start + 4 * place)
+
+    def words(self, address: int, size: int) -> slice:
+        """Index of the words of a range, for asynchronous operations."""
+        self.check(np.array([address]), 1, "asynchronous access")
+        self.check(np.array([address + size - 1]), 1, "asynchronous access")
+        first = (address - self.start) // 4
+        return slice(first, first + size // 4)
+
+
+_TOLD = 0xFE

@@ -1,0 +1,237 @@
+"""Loads, stores and atomics of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mqa.emulator.alu import DTYPES, Binder, fail
+from mqa.emulator.floats import Array
+from mqa.emulator.memory import RANK_SHIFT, WINDOWS, Buffer, Shared
+from mqa.emulator.parser import BYTES, Instruction, Operand, Vector
+from mqa.emulator.program import Effect, addresses, effect, values
+from mqa.emulator.reports import Finding, Kind
+from mqa.emulator.warp import FULL, lanes
+
+if TYPE_CHECKING:
+    from mqa.emulator.warp import Warp
+
+_HINTS = {"nc", "relaxed", "acquire", "release", "weak", "volatile", "gpu", "cta", "cluster", "sys"}
+_HINTS |= {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::no_allocate", "L1::evict_last"}
+_HINTS |= {"L2::64B", "L2::128B", "L2::256B", "global", "v2", "v4"}
+_SPACES = ("global", "shared", "local", "param", "const", "shared::cta", "shared::cluster")
+
+
+def _form(at: Instruction) -> tuple[str, str, int]:
+    """State space ("" if generic), type and vector length."""
+    *rest, kind = at.parts[1:]
+    space = next((part for part in rest if part in _SPACES), "")
+    for part in rest:
+        if part not in _HINTS and part not in _SPACES:
+            fail(at, f"modifier .{part} is not modelled")
+    if kind not in BYTES:
+        fail(at, f"type .{kind} is not modelled")
+    return space, kind, 2 if "v2" in rest else 4 if "v4" in rest else 1
+
+
+def _elements(operand: Operand) -> tuple[Operand, ...]:
+    return operand.parts if isinstance(operand, Vector) else (operand,)
+
+
+@effect("ld")
+def ld(b: Binder, at: Instruction) -> Effect:
+    space, kind, count = _form(at)
+    size, dtype = BYTES[kind], DTYPES[kind]
+    dests = [b.dest(operand, kind, at) for operand in _elements(at.operands[0])]
+    if len(dests) != count:
+        fail(at, f"expected {count} registers, got {len(dests)}")
+    where = addresses(b, at.operands[1], at, kind)
+
+    def run(warp: Warp, mask: int) -> None:
+        at_full = mask | warp.exited == FULL and not warp.exited
+        places = where(warp) if at_full else where(warp)[lanes(mask)]
+        loaded = load(warp, space, places, size, count, mask)
+        for (place, out), value in zip(dests, loaded, strict=True):
+            if not at_full:
+                full = np.zeros(32, value.dtype)
+                full[lanes(mask)] = value
+                value = full
+            value = value.view(dtype)
+            warp.write(place, out(value) if out else value, mask)
+
+    return run
+
+
+def load(warp: Warp, space: str, places: Array, size: int, count: int, mask: int) -> list[Array]:
+    """What threads load: `count` elements of `size` bytes from each address."""
+    if space == "":
+        space, places = _resolve(places)
+    if space.startswith("shared"):
+        found = [np.zeros(len(places), f"u{size}") for _ in range(count)]
+        for which, shared, where in _by_cta(warp, places):
+            loaded = shared.load(where, size, count)
+            if isinstance(which, slice):
+                return loaded
+            for whole, part in zip(found, loaded, strict=True):
+                whole[which] = part
+        return found
+    if space == "local":
+        rows = lanes(mask)
+        data = warp.cta.local(warp)[rows]
+        return [_local(data, places + i * size, size) for i in range(count)]
+    buffer = _buffer(warp, space, places)
+    buffer.check(places, size * count, "load")
+    first = (places - buffer.origin) // size
+    view = buffer.view(size)
+    return [view[first + i] for i in range(count)]
+
+
+def _local(data: Array, places: Array, size: int) -> Array:
+    rows = np.arange(len(data))
+    if len(places) and (int(places.min()) < 0 or int(places.max()) + size > data.shape[1]):
+        raise Finding(Kind.OUT_OF_BOUNDS, f"local access at byte {int(places.max())}")
+    found: Array = data.view(f"u{size}")[rows, places // size]
+    return found
+
+
+def _resolve(places: Array) -> tuple[str, Array]:
+    """The address space that generic addresses lie in, and the addresses there."""
+    window = int(places[0]) >> 60
+    space = next(name for name, base in WINDOWS.items() if base >> 60 == window)
+    return space, places - WINDOWS[space] if window else places
+
+
+def _by_cta(warp: Warp, places: Array) -> Iterator[tuple[Any, Shared, Array]]:
+    """The shared memories that addresses name: the rank above `RANK_SHIFT`, 0 for one's own."""
+    ranks = places >> RANK_SHIFT
+    if not np.count_nonzero(ranks):
+        yield slice(None), warp.cta.shared, places
+        return
+    for rank in sorted(set(ranks.tolist())):
+        which = ranks == rank
+        cta = warp.cta if rank == 0 else warp.cta.peer(rank - 1)
+        yield which, cta.shared, places[which] & (1 << RANK_SHIFT) - 1
+
+
+def _buffer(warp: Warp, space: str, places: Array) -> Buffer:
+    machine = warp.cta.machine
+    if space == "param":
+        return machine.params
+    return machine.memory.find(int(places[0]))
+
+
+@effect("st")
+def st(b: Binder, at: Instruction) -> Effect:
+    space, kind, count = _form(at)
+    size = BYTES[kind]
+    unsigned = f"b{8 * size}"
+    given = [values(b, operand, unsigned, at) for operand in _elements(at.operands[1])]
+    if len(given) != count:
+        fail(at, f"expected {count} registers, got {len(given)}")
+    where = addresses(b, at.operands[0], at, kind)
+
+    def run(warp: Warp, mask: int) -> None:
+        which = lanes(mask)
+        data = [read(warp) for read in given]
+        if mask == FULL:
+            store(warp, space, where(warp), size, data, mask)
+        else:
+            store(warp, space, where(warp)[which], size, [x[which] for x in data], mask)
+
+    return run
+
+
+def store(warp: Warp, space: str, places: Array, size: int, data: list[Array], mask: int) -> None:
+    """Store consecutive elements to each address."""
+    if space == "":
+        space, places = _resolve(places)
+    if space.startswith("shared"):
+        for which, shared, where in _by_cta(warp, places):
+            warp.cta.keep_barriers(shared, where, size * len(data))
+            shared.store(where, size, [value[which] for value in data], warp.index)
+        return
+    if space == "local":
+        local = warp.cta.local(warp)
+        rows = np.flatnonzero(lanes(mask))
+        for i, value in enumerate(data):
+            _local(local[rows], places + i * size, size)
+            local.view(f"u{size}")[rows, (places + i * size) // size] = value
+        return
+    buffer = _buffer(warp, space, places)
+    buffer.check(places, size * len(data), "store")
+    first = (places - buffer.origin) // size
+    for i, value in enumerate(data):
+        buffer.view(size)[first + i] = value
+
+
+_ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda old, new: old + new,
+    "min": min,
+    "max": max,
+    "and": lambda old, new: old & new,
+    "or": lambda old, new: old | new,
+    "xor": lambda old, new: old ^ new,
+    "exch": lambda old, new: new,
+}
+
+
+@effect("atom", "red")
+def atom(b: Binder, at: Instruction) -> Effect:
+    """Thread after thread, in the order of their numbers."""
+    *rest, name, kind = at.parts[1:]
+    space = next((part for part in rest if part in _SPACES), "")
+    returns = at.parts[0] == "atom"
+    if name not in _ATOMIC or any(part not in _HINTS | set(_SPACES) for part in rest):
+        fail(at, "this form is not modelled")
+    change, size, dtype = _ATOMIC[name], BYTES[kind], DTYPES[kind]
+    operands = at.operands[1:] if returns else at.operands
+    where, given = addresses(b, operands[0], at, kind), values(b, operands[1], kind, at)
+    dest = b.dest(at.operands[0], kind, at) if returns else None
+
+    def run(warp: Warp, mask: int) -> None:
+        places, new = where(warp), given(warp)
+        before = np.zeros(32, dtype)
+        for lane in np.flatnonzero(lanes(mask)):
+            here = places[lane : lane + 1]
+            (bits,) = load(warp, space, here, size, 1, 1 << int(lane))
+            before[lane] = old = bits.view(dtype)[0]
+            limit = 1 << 8 * size
+            result = change(old.item(), new[lane].item())
+            if dtype.kind in "iu":
+                result = np.array(result % limit, f"u{size}").reshape(1)
+            else:
+                result = np.array([result], dtype).view(f"u{size}")
+            store(warp, space, here, size, [result], 1 << int(lane))
+        if dest is not None:
+            place, out = dest
+            warp.write(place, out(before) if out else before, mask)
+
+    return run
+
+
+@effect("prefetch", "prefetchu", "discard", "applypriority")
+def hint(b: Binder, at: Instruction) -> Effect:
+    """Changes nothing that a kernel could see."""
+    return lambda warp, mask: None
+
+
+@effect("mapa.shared::cluster.u32")
+def mapa(b: Binder, at: Instruction) -> Effect:
+    dest = b.dest(at.operands[0], "u32", at)
+    where, rank = values(b, at.operands[1], "u32", at), values(b, at.operands[2], "u32", at)
+
+    def run(warp: Warp, mask: int) -> None:
+        ranks = rank(warp)
+        if int(ranks[lanes(mask)].max()) >= len(warp.cta.cluster):
+            raise Finding(
+                Kind.OUT_OF_BOUNDS,
+                f"rank {int(ranks[lanes(mask)].max())} of a cluster of {len(warp.cta.cluster)}",
+            )
+        offset = where(warp) & np.uint32((1 << RANK_SHIFT) - 1)
+        value = offset | (ranks + np.uint32(1)) << np.uint32(RANK_SHIFT)
+        place, out = dest
+        warp.write(place, out(value) if out else value, mask)
+
+    return run

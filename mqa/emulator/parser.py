@@ -1,0 +1,452 @@
+"""PTX text becomes a module: data, entries, and instructions with resolved registers.
+
+Takes what NVRTC emits and what inline assembly adds: scopes with registers and labels of their
+own, several statements a line, statements over several lines. Types come from opcodes, since a
+register may be declared without one (`.b32`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+BYTES = {
+    f"{kind}{bits}": bits // 8
+    for kind, sizes in {"b": (8, 16, 32, 64), "u": (8, 16, 32, 64), "s": (8, 16, 32, 64)}.items()
+    for bits in sizes
+} | {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "f16x2": 4, "bf16x2": 4, "pred": 1}
+"""Size of a value of each type; a predicate counts as one."""
+
+
+class PtxError(ValueError):
+    """PTX that is malformed or not modelled; names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A virtual register; scopes are resolved, so `index` tells registers apart."""
+
+    index: int
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Immediate:
+    value: int
+    """Bits of a float literal, else the number."""
+    float_bits: int = 0
+    """Width of a float literal: 32 or 64; 0 for an integer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A special register, a label or the address of a variable."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    parts: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """`d|p`: two results."""
+
+    first: Operand
+    second: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Negated:
+    """`!p`."""
+
+    register: Register
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`[base+offset]`, or `[base, {c0, c1}]` of a tensor copy."""
+
+    base: Register | Symbol | Immediate
+    offset: int = 0
+    coordinates: tuple[Operand, ...] = ()
+
+
+Operand = Register | Immediate | Symbol | Vector | Pair | Negated | Address
+
+
+@dataclass(slots=True)
+class Instruction:
+    opcode: str
+    operands: tuple[Operand, ...]
+    predicate: Register | Negated | None
+    line: int
+    source: tuple[int, int] | None
+    """File number and line of the CUDA source, from `.loc`."""
+    target: int = -1
+    """Of a branch: index of the instruction it goes to."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The opcode and its modifiers."""
+        return tuple(self.opcode.split("."))
+
+
+@dataclass(slots=True)
+class Data:
+    """A variable."""
+
+    name: str
+    space: str
+    align: int
+    size: int
+    initial: bytes = b""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A kernel."""
+
+    name: str
+    params: tuple[Data, ...]
+    instructions: list[Instruction] = field(default_factory=list)
+    registers: list[Register] = field(default_factory=list)
+    variables: dict[str, Data] = field(default_factory=dict)
+    """Shared and local variables of its own."""
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Launch bounds, such as `maxntid`."""
+    starts: set[int] = field(default_factory=set)
+    """Instructions that a label stands before."""
+
+
+@dataclass(slots=True)
+class Module:
+    target: str = ""
+    entries: dict[str, Entry] = field(default_factory=dict)
+    variables: dict[str, Data] = field(default_factory=dict)
+    files: dict[int, str] = field(default_factory=dict)
+
+
+class _Scope:
+    """Registers and labels between two braces."""
+
+    def __init__(self, outer: _Scope | None) -> None:
+        self.outer = outer
+        self.declared: dict[str, str] = {}
+        self.ranges: dict[str, tuple[int, str]] = {}
+        self.known: dict[str, Register] = {}
+        self.labels: dict[str, int] = {}
+
+    def chain(self) -> Iterator[_Scope]:
+        scope: _Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.outer
+
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
+_LINE_DIRECTIVES = {"version", "target", "address_size", "file", "loc", "maxntid", "reqntid"}
+_LINE_DIRECTIVES |= {"minnctapersm", "maxnreg", "explicitcluster", "reqnctapercluster"}
+_LINE_DIRECTIVES |= {"maxclusterrank"}
+_LAUNCH_DIRECTIVES = {"maxntid", "reqntid", "minnctapersm", "maxnreg", "reqnctapercluster"}
+_VARIABLE = re.compile(
+    r"(?:\.(?:extern|visible|weak|common)\s+)*\.(global|shared|const|local|param)\b"
+    r"(?P<rest>[^=]*)(?:=(?P<initial>.*))?\Z",
+    re.DOTALL,
+)
+_NAME_AND_SIZE = re.compile(r"([\w$%]+)\s*((?:\[\s*\d*\s*\]\s*)*)\Z")
+_RANGE = re.compile(r"(.*?)<(\d+)>\Z")
+_NUMBERED = re.compile(r"(.*?)(\d+)\Z")
+_FLOAT = re.compile(r"0[fF]([0-9a-fA-F]{8})\Z|0[dD]([0-9a-fA-F]{16})\Z")
+_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?\Z")
+_OFFSET = re.compile(r"(.+?)\s*\+\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))\Z|(.+?)\s*-\s*(\d+)\Z")
+
+
+def parse(text: str) -> Module:
+    """Parse PTX. Raises PtxError naming the line of what it does not understand."""
+    return _Parser(text).run()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        blank = re.compile(r"[^\n]+")
+        self.text = _COMMENT.sub(lambda found: blank.sub(" ", found[0]), text)
+        self.at = 0
+        self.newlines = [found.start() for found in re.finditer("\n", text)]
+        self.module = Module()
+        self.entry: Entry | None = None
+        self.scope: _Scope | None = None
+        self.source: tuple[int, int] | None = None
+        self.branches: list[tuple[Instruction, _Scope]] = []
+
+    def run(self) -> Module:
+        while self._skip_blanks():
+            self._item()
+        if self.scope is not None:
+            self._fail("the body of an entry is not closed")
+        return self.module
+
+    def _fail(self, message: str) -> None:
+        raise PtxError(f"PTX line {self._line()}: {message}")
+
+    def _line(self) -> int:
+        return bisect.bisect_left(self.newlines, self.at) + 1
+
+    def _skip_blanks(self) -> bool:
+        while self.at < len(self.text) and self.text[self.at].isspace():
+            self.at += 1
+        return self.at < len(self.text)
+
+    def _take(self, end: str) -> str:
+        """Text up to `end`, which is passed too."""
+        found = self.text.find(end, self.at)
+        if found < 0:
+            self._fail(f"expected {end!r} before the end")
+        taken = self.text[self.at : found]
+        self.at = found + len(end)
+        return taken
+
+    def _item(self) -> None:
+        text, at = self.text, self.at
+        if text[at] == "{":
+            self.at += 1
+            self.scope = _Scope(self.scope)
+        elif text[at] == "}":
+            self.at += 1
+            self._close()
+        elif text[at] == ";":
+            self.at += 1
+        elif text[at] == ".":
+            self._directive()
+        elif label := _LABEL.match(text, at):
+            self.at = label.end()
+            self._label(label[1])
+        else:
+            line = self._line()
+            self._instruction(self._take(";").strip(), line)
+
+    def _close(self) -> None:
+        if self.scope is None:
+            self._fail("'}' without '{'")
+            return
+        self.scope = self.scope.outer
+        if self.scope is None:
+            self._resolve_branches()
+            self.entry = None
+
+    def _label(self, name: str) -> None:
+        if self.scope is None or self.entry is None:
+            self._fail(f"label {name} outside an entry")
+            return
+        self.scope.labels[name] = len(self.entry.instructions)
+        self.entry.starts.add(len(self.entry.instructions))
+
+    def _resolve_branches(self) -> None:
+        for instruction, scope in self.branches:
+            operand = instruction.operands[0]
+            name = operand.name if isinstance(operand, Symbol) else str(operand)
+            place = next((s.labels[name] for s in scope.chain() if name in s.labels), None)
+            if place is None:
+                raise PtxError(f"PTX line {instruction.line}: label {name} is not defined")
+            instruction.target = place
+        self.branches.clear()
+
+    def _directive(self) -> None:
+        name = re.compile(r"\.(\w+)").match(self.text, self.at)
+        word = name[1] if name else ""
+        if word in _LINE_DIRECTIVES:
+            found = self.text.find("\n", self.at)
+            end = len(self.text) if found < 0 else found
+            self._line_directive(word, self.text[self.at : end])
+            self.at = end
+        elif word == "section":
+            self._take("}")
+        elif word in ("pragma", "alias"):
+            self._take(";")
+        elif word == "reg":
+            self._registers(self._take(";"))
+        else:
+            self._declaration()
+
+    def _line_directive(self, word: str, text: str) -> None:
+        if word == "target":
+            self.module.target = text.split()[1].rstrip(",")
+        elif word == "file":
+            number, path = text.split(maxsplit=2)[1:]
+            self.module.files[int(number)] = path.split('"')[1]
+        elif word == "loc":
+            numbers = text.split()[1:3]
+            self.source = (int(numbers[0]), int(numbers[1]))
+        elif word in _LAUNCH_DIRECTIVES and self.entry is not None:
+            self.entry.directives[word] = tuple(map(int, re.findall(r"\d+", text)))
+
+    def _registers(self, text: str) -> None:
+        if self.scope is None:
+            self._fail(".reg outside an entry")
+            return
+        _, kind, names = text.split(maxsplit=2)
+        for name in names.split(","):
+            ranged = _RANGE.match(name.strip())
+            if ranged:
+                self.scope.ranges[ranged[1].strip()] = (int(ranged[2]), kind[1:])
+            else:
+                self.scope.declared[name.strip()] = kind[1:]
+
+    def _declaration(self) -> None:
+        head = re.compile(r"(?:\.(?:visible|weak|extern)\s+)*\.(entry|func)\b")
+        found = head.match(self.text, self.at)
+        if found is None:
+            self._variable(self._take(";"))
+            return
+        if found[1] == "func":
+            self._fail(".func: functions that are called are not modelled")
+        self.at = found.end()
+        name = self._take("(").strip()
+        params = [self._described(text) for text in self._take(")").split(",") if text.strip()]
+        self.entry = Entry(name, tuple(params))
+        self.module.entries[name] = self.entry
+
+    def _variable(self, text: str) -> None:
+        data = self._described(text)
+        where = self.module.variables if self.entry is None else self.entry.variables
+        where[data.name] = data
+
+    def _described(self, text: str) -> Data:
+        found = _VARIABLE.match(text.strip())
+        rest = found["rest"].split() if found else []
+        named = _NAME_AND_SIZE.search(found["rest"].strip()) if found else None
+        kind = next((word[1:] for word in rest if word[1:] in BYTES), None)
+        if found is None or named is None or kind is None:
+            raise PtxError(f"PTX line {self._line()}: {text.strip()!r} is no declaration known")
+        align = int(rest[rest.index(".align") + 1]) if ".align" in rest else BYTES[kind]
+        size = BYTES[kind]
+        for extent in re.findall(r"\[\s*(\d*)\s*\]", named[2]):
+            size *= int(extent or 0)
+        return Data(named[1], found[1], align, size, _initial(found["initial"], kind))
+
+    def _instruction(self, text: str, line: int) -> None:
+        if self.entry is None or self.scope is None:
+            raise PtxError(f"PTX line {line}: {text!r} outside an entry")
+        predicate: Register | Negated | None = None
+        try:
+            if text.startswith("@"):
+                guard, text = text[1:].split(maxsplit=1)
+                operand = self._operand(guard)
+                if not isinstance(operand, Register | Negated):
+                    raise PtxError(f"predicate {guard!r} is no register")
+                predicate = operand
+            opcode, operands = _split_opcode(text)
+            parsed = tuple(self._operand(part) for part in _split(operands))
+        except PtxError as error:
+            raise PtxError(f"PTX line {line}: {error}") from None
+        instruction = Instruction(opcode, parsed, predicate, line, self.source)
+        if instruction.parts[0] == "bra":
+            self.branches.append((instruction, self.scope))
+        self.entry.instructions.append(instruction)
+
+    def _operand(self, text: str) -> Operand:
+        text = text.strip()
+        if text.startswith("{"):
+            return Vector(tuple(self._operand(part) for part in _split(text[1:-1])))
+        if text.startswith("["):
+            return self._address(text[1:-1].strip())
+        if text.startswith("!"):
+            register = self._operand(text[1:])
+            if not isinstance(register, Register):
+                raise PtxError(f"{text!r} negates what is no register")
+            return Negated(register)
+        if "|" in text:
+            first, second = text.split("|")
+            return Pair(self._operand(first), self._operand(second))
+        return _literal(text) or self._register(text) or Symbol(text)
+
+    def _address(self, text: str) -> Address:
+        inner = _split(text)
+        coordinates: tuple[Operand, ...] = ()
+        if len(inner) > 1:
+            vector = self._operand(inner[1])
+            coordinates = vector.parts if isinstance(vector, Vector) else (vector,)
+        offset, name = 0, inner[0].strip()
+        moved = _OFFSET.match(name)
+        if moved:
+            name = (moved[1] or moved[3]).strip()
+            offset = int(moved[2].replace(" ", ""), 0) if moved[1] else -int(moved[4])
+        base = self._operand(name)
+        if not isinstance(base, Register | Symbol | Immediate):
+            raise PtxError(f"address {text!r} has no base known")
+        return Address(base, offset, coordinates)
+
+    def _register(self, name: str) -> Register | None:
+        if self.scope is None or self.entry is None:
+            return None
+        for scope in self.scope.chain():
+            if name in scope.known:
+                return scope.known[name]
+            kind = scope.declared.get(name)
+            numbered = _NUMBERED.match(name)
+            if kind is None and numbered and numbered[1] in scope.ranges:
+                count, ranged = scope.ranges[numbered[1]]
+                kind = ranged if int(numbered[2]) < count else None
+            if kind is not None:
+                register = Register(len(self.entry.registers), name, kind)
+                self.entry.registers.append(register)
+                scope.known[name] = register
+                return register
+        if name.startswith("%") and _NUMBERED.match(name):
+            raise PtxError(f"register {name} is not declared")
+        return None
+
+
+def _split_opcode(text: str) -> tuple[str, str]:
+    """Opcode and operands, which need no blank between before a brace."""
+    found = re.match(r"([\w.:]+)\s*(.*)\Z", text, re.DOTALL)
+    if found is None:
+        raise PtxError(f"{text!r} is no instruction")
+    return found[1], found[2]
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside braces and brackets."""
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        if char in "{[(":
+            depth += 1
+        elif char in "}])":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    if text[start:].strip():
+        parts.append(text[start:])
+    return parts
+
+
+def _literal(text: str) -> Immediate | None:
+    found = _FLOAT.match(text)
+    if found:
+        return Immediate(int(found[1] or found[2], 16), 32 if found[1] else 64)
+    if _INTEGER.match(text):
+        return Immediate(int(text.rstrip("U"), 0))
+    return None
+
+
+def _initial(text: str | None, kind: str) -> bytes:
+    """Of a variable: numbers alone; addresses of others are not modelled, and read as nothing."""
+    if text is None:
+        return b""
+    values = []
+    for part in re.findall(r"[^\s,{}]+", text):
+        literal = _literal(part)
+        if literal is None:
+            return b""
+        values.append(literal.value)
+    size = BYTES[kind]
+    mask = (1 << 8 * size) - 1
+    return b"".join(struct.pack("<Q", value & mask)[:size] for value in values)

@@ -1,0 +1,311 @@
+"""A warp: 32 threads that share an instruction where they can.
+
+Threads at one instruction are a fragment. Where a branch divides them the fragment is split, and
+fragments that meet at an instruction become one again. The fragment furthest behind goes first,
+so they meet where control flow meets; one that waits or that has spun for long lets others go.
+An instruction for the whole warp, or for a mask of threads, waits for the fragments that it needs.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mqa.emulator.alu import LANES, Pending, Registers
+from mqa.emulator.floats import Array
+from mqa.emulator.reports import Finding, Kind
+
+if TYPE_CHECKING:
+    from mqa.emulator.machine import Cta
+    from mqa.emulator.program import Program
+
+FULL = (1 << LANES) - 1
+_TURNS = 256
+"""Steps after which a fragment lets its sisters go."""
+
+
+@functools.lru_cache(maxsize=4096)
+def lanes(mask: int) -> Array:
+    """Which threads a mask has, as an array of 32 booleans."""
+    return np.array([bool(mask >> i & 1) for i in range(LANES)])
+
+
+def mask_of(which: Array) -> int:
+    """The reverse of `lanes`."""
+    return int.from_bytes(np.packbits(which, bitorder="little").tobytes(), "little")
+
+
+class Wait:
+    """What a fragment waits for."""
+
+    retry = False
+    """Whether the instruction is executed again, else it is done when the wait is over."""
+
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def gave_up(self) -> bool:
+        """Whether it has a time limit, and that is over."""
+        return False
+
+    def __str__(self) -> str:
+        raise NotImplementedError
+
+
+class Sisters(Wait):
+    """Other threads of the warp have to come to the same instruction."""
+
+    retry = True
+
+    def __init__(self, warp: Warp, fragment: Fragment, needed: int, *, anywhere: bool) -> None:
+        self.warp, self.fragment, self.needed, self.anywhere = warp, fragment, needed, anywhere
+
+    def same(self, other: Sisters) -> bool:
+        """Whether both are the barrier of the same threads, wherever they stand."""
+        return self.anywhere and other.anywhere and self.needed == other.needed
+
+    def ready(self) -> bool:
+        needed = self.needed & ~self.warp.exited
+        here = self.fragment.mask
+        if self.anywhere:
+            for other in self.warp.fragments:
+                if isinstance(other.wait, Sisters) and other.wait.same(self):
+                    here |= other.mask
+        return here & needed == needed
+
+    def __str__(self) -> str:
+        missing = self.needed & ~self.warp.exited & ~self.fragment.mask
+        return f"threads {missing:#010x} of its warp"
+
+
+class Fragment:
+    """Threads of a warp at one instruction."""
+
+    __slots__ = ("mask", "pc", "wait")
+
+    def __init__(self, pc: int, mask: int) -> None:
+        self.pc, self.mask = pc, mask
+        self.wait: Wait | None = None
+
+
+class Warp:
+    """Registers and fragments of 32 threads."""
+
+    def __init__(self, cta: Cta, index: int, threads: int, program: Program) -> None:
+        self.cta, self.index, self.program = cta, index, program
+        mask = (1 << threads) - 1
+        self.exited = FULL & ~mask
+        self.fragments = [Fragment(0, mask)]
+        self.current = self.fragments[0]
+        self.registers: Registers = program.binder.fresh()
+        self.counts = 0
+        """Instructions executed."""
+        self.bulk: dict[int, list[Any]] = {}
+        """Bulk stores of a thread: groups, the last one open."""
+        self.new_barriers: list[Any] = []
+        """Initialised, and not yet made known to asynchronous engines."""
+        self.copies: list[Any] = []
+        """cp.async operations of no group."""
+        self.copy_groups: list[list[Any]] = []
+        self.fenced_products = False
+        """Whether wgmma.fence came since the last wait for products."""
+        self.open_products: list[Any] = []
+        """wgmma of the group that is not committed yet."""
+        self.product_groups: list[list[Any]] = []
+        self.max_registers = 0
+        self.cluster_wait: Wait | None = None
+        """Of an arrival at the cluster barrier that no wait followed yet."""
+        self.given_up: Wait | None = None
+
+    @property
+    def done(self) -> bool:
+        return not self.fragments
+
+    def runnable(self) -> bool:
+        return any(f.wait is None or f.wait.ready() for f in self.fragments)
+
+    def run(self, budget: int) -> int:
+        """Execute up to `budget` instructions that others can see; how many were."""
+        steps = 0
+        while steps < budget:
+            fragment = self._next()
+            if fragment is None:
+                break
+            steps += self._advance(fragment, budget - steps)
+        return steps
+
+    def _next(self) -> Fragment | None:
+        """The fragment furthest behind of those that can go on."""
+        able = [f for f in self.fragments if f.wait is None or f.wait.ready()]
+        if not able:
+            return None
+        chosen = min(able, key=lambda fragment: fragment.pc)
+        wait, chosen.wait = chosen.wait, None
+        self.given_up = wait
+        if isinstance(wait, Sisters) and wait.anywhere:
+            self._release(wait)
+        elif wait is not None and not wait.retry:
+            chosen.pc += 1
+        return chosen
+
+    def _release(self, wait: Sisters) -> None:
+        """All threads of a warp barrier are there, at whatever instruction: they go on."""
+        wait.fragment.pc += 1
+        for other in self.fragments:
+            theirs = other.wait
+            if isinstance(theirs, Sisters) and theirs.same(wait):
+                other.wait = None
+                other.pc += 1
+
+    def _advance(self, fragment: Fragment, budget: int) -> int:
+        """Let a fragment go on until it waits, ends, meets a sister, or had its turns."""
+        program, steps, turns = self.program, 0, 0
+        self.current = fragment
+        while steps < budget:
+            run = program.runs.get(fragment.pc)
+            if run is not None:
+                self._run_simple(fragment, *run)
+            elif (step := program.steps[fragment.pc]).target >= 0:
+                self._branch(fragment, step)
+            elif step.exits:
+                if self._exit(fragment, step):
+                    return steps + 1
+            else:
+                steps += 1
+                if not self._effect(fragment, step):
+                    return steps
+            turns += 1
+            if turns % _TURNS == 0:
+                steps += 1
+            if len(self.fragments) > 1 and (self._merge(fragment) or turns >= _TURNS):
+                return steps + 1
+        return steps
+
+    def _effect(self, fragment: Fragment, step: Any) -> bool:
+        """Execute an instruction that others can see; whether the fragment goes on."""
+        mask = fragment.mask
+        if step.predicate is not None:
+            mask &= self._holds(step.predicate)
+        try:
+            wait = step.effect(self, mask) if mask else None
+        except (TypeError, AttributeError):
+            self._explain_pending(fragment.pc)
+            raise
+        if wait is not None:
+            fragment.wait = wait
+            return False
+        self.counts += 1
+        fragment.pc += 1
+        return True
+
+    def _run_simple(self, fragment: Fragment, functions: Any, dests: Any, end: int) -> None:
+        """Execute instructions that touch registers alone, up to `end`."""
+        values = self.registers
+        function = None
+        try:
+            if fragment.mask | self.exited == FULL:
+                for function in functions:
+                    function(values)
+            else:
+                which = lanes(fragment.mask)
+                for function, places in zip(functions, dests, strict=True):
+                    before = [values[place] for place in places]
+                    function(values)
+                    for place, old in zip(places, before, strict=True):
+                        values[place] = merged(which, values[place], old)
+        except (TypeError, AttributeError, Finding):
+            fragment.pc += next(i for i, f in enumerate(functions) if f is function)
+            self._explain_pending(fragment.pc)
+            raise
+        self.counts += len(functions)
+        fragment.pc = end
+
+    def _explain_pending(self, index: int) -> None:
+        """Raise a finding if the instruction used a register that is pending."""
+        for register in self.program.sources[index]:
+            if isinstance(self.registers[register.index], Pending):
+                raise Finding(
+                    Kind.PENDING_REGISTER,
+                    f"{register.name} belongs to {self.registers[register.index].operation}",
+                ) from None
+
+    def _holds(self, predicate: tuple[int, bool]) -> int:
+        """Mask of the threads whose predicate holds."""
+        place, negated = predicate
+        mask = mask_of(self.registers[place])
+        return ~mask & FULL if negated else mask
+
+    def _branch(self, fragment: Fragment, step: Any) -> None:
+        taken = fragment.mask
+        if step.predicate is not None:
+            taken &= self._holds(step.predicate)
+        if taken == fragment.mask:
+            fragment.pc = step.target
+            return
+        fragment.pc += 1
+        if taken:
+            fragment.mask &= ~taken
+            self._split_off(step.target, taken)
+
+    def _split_off(self, pc: int, mask: int) -> None:
+        """Threads go elsewhere, perhaps to where others are."""
+        for other in self.fragments:
+            if other.pc == pc and (other.wait is None or other.wait.retry):
+                other.mask |= mask
+                other.wait = None
+                return
+        self.fragments.append(Fragment(pc, mask))
+
+    def _exit(self, fragment: Fragment, step: Any) -> bool:
+        """Whether the whole fragment ended."""
+        gone = fragment.mask
+        if step.predicate is not None:
+            gone &= self._holds(step.predicate)
+        self.exited |= gone
+        fragment.mask &= ~gone
+        if fragment.mask == 0:
+            self.fragments.remove(fragment)
+            return True
+        fragment.pc += 1
+        return False
+
+    def _merge(self, fragment: Fragment) -> bool:
+        """Whether the fragment should let others go: it met one, or is ahead of one."""
+        for other in self.fragments:
+            meets = other is not fragment and other.pc == fragment.pc
+            if meets and (other.wait is None or other.wait.retry):
+                other.mask |= fragment.mask
+                other.wait = None
+                self.fragments.remove(fragment)
+                self.current = other
+                return True
+        return any(f.wait is None and f.pc < fragment.pc for f in self.fragments)
+
+    def gives_up(self) -> bool:
+        """Whether the wait that the fragment just had came to its time limit."""
+        before, self.given_up = self.given_up, None
+        return before is not None and before.gave_up()
+
+    def needs(self, mask: int, needed: int, *, anywhere: bool = False) -> Wait | None:
+        """A wait for sisters unless all threads of `needed` that live are in `mask`."""
+        if needed & ~self.exited & ~mask == 0:
+            return None
+        return Sisters(self, self.current, needed, anywhere=anywhere)
+
+    def write(self, place: int, value: Any, mask: int) -> None:
+        """Set a register in the threads of a mask."""
+        if mask | self.exited == FULL:
+            self.registers[place] = value
+        else:
+            self.registers[place] = merged(lanes(mask), value, self.registers[place])
+
+
+def merged(which: Array, new: Any, old: Any) -> Any:
+    """`new` in those threads, `old` in the others."""
+    if new is old:
+        return new
+    if isinstance(new, Pending) or isinstance(old, Pending):
+        raise Finding(Kind.PENDING_REGISTER, "a part of the threads writes or moves it")
+    return np.where(which, new, old)

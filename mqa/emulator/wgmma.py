@@ -1,0 +1,488 @@
+"""Warpgroup matrix products of Hopper: descriptors, operands, sums, and when they are there.
+
+A product reads shared memory and owns its accumulator's registers from issue to completion. Its
+sums follow `mqa.testing.accumulators`. Descriptors are decoded from their bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mqa.emulator.alu import Binder, Pending, fail
+from mqa.emulator.engines import OperationsWait, swizzled
+from mqa.emulator.floats import E4M3, Array, f32_of_bf16
+from mqa.emulator.machine import Operation
+from mqa.emulator.parser import Immediate, Instruction, Operand, Vector
+from mqa.emulator.program import Effect, effect, number, values
+from mqa.emulator.reports import Finding, Kind
+from mqa.emulator.warp import FULL, Wait
+from mqa.testing.accumulators import HOPPER_BF16, HOPPER_FP8, FusedTruncating
+
+if TYPE_CHECKING:
+    from mqa.emulator.machine import Cta
+    from mqa.emulator.warp import Warp
+
+GROUP_WARPS = 4
+ROWS = 64
+_K_BYTES = 32
+"""Bytes of an operand's row that one product takes."""
+_SPANS = (0, 128, 64, 32)
+"""Swizzle of a descriptor, by its two bits."""
+_KNOWN_BITS = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 7 << 49 | 3 << 62
+
+
+@functools.lru_cache(maxsize=4096)
+def chunks_of(descriptor: int, rows: int) -> Array:
+    """Shared address of both 16-byte chunks of each row of a K-major operand, [rows, 2]."""
+    if descriptor & ~_KNOWN_BITS:
+        raise Finding(Kind.DESCRIPTOR, f"{descriptor:#018x} has bits that no field has")
+    if descriptor >> 49 & 7:
+        raise Finding(
+            Kind.DESCRIPTOR, f"{descriptor:#018x} has a base offset, which is not modelled"
+        )
+    start = (descriptor & 0x3FFF) << 4
+    leading = (descriptor >> 16 & 0x3FFF) << 4
+    stride = (descriptor >> 32 & 0x3FFF) << 4
+    span = _SPANS[descriptor >> 62 & 3]
+    row, half = np.arange(rows)[:, None], np.arange(2)
+    linear = start + row // 8 * stride
+    if span == 0:
+        return linear + row % 8 * 16 + half * leading
+    return swizzled(linear + row % 8 * span + half * 16, span)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """An operand's values, and what tells whether sums with it are exact."""
+
+    values: Array
+    """Float64, [rows, K]; 0 where NaN."""
+    largest: Array
+    """Exponent of each row's largest term, subnormals not normalised; low where there is none."""
+    last: Array
+    """Exponent of the lowest bit that a row uses; high where there is none."""
+    nan: Array
+    """Rows that hold a NaN."""
+    finite: bool
+    peak: Array
+    """Largest magnitude of each row."""
+
+
+_NONE = 4096
+
+
+def _matrix(values: Array, least: int) -> Matrix:
+    nan: Array = np.isnan(values)
+    clean = np.where(nan, 0.0, values)
+    mantissa, exponent = np.frexp(clean)
+    zero = clean == 0
+    # The lowest set bit of a float64's 53-bit significand.
+    whole = np.abs(np.where(np.isfinite(mantissa), mantissa, 0.0) * 2.0**53).astype(np.int64)
+    lowest = np.frexp((whole & -whole).astype(np.float64))[1] - 1
+    last = np.where(zero, _NONE, exponent - 53 + lowest)
+    largest = np.where(zero, -_NONE, np.maximum(exponent - 1, least))
+    rows_nan: Array = np.any(nan, axis=1)
+    finite, peak = bool(np.isfinite(clean).all()), np.abs(clean).max(axis=1)
+    return Matrix(clean, largest.max(axis=1), last.min(axis=1), rows_nan, finite, peak)
+
+
+@functools.lru_cache(maxsize=1024)
+def _decoded(raw: bytes, rows: int, kind: str) -> Matrix:
+    """An operand from its rows' bytes. Queries come again and again, so they are kept."""
+    if kind == "e4m3":
+        return _matrix(E4M3[np.frombuffer(raw, np.uint8).reshape(rows, _K_BYTES)], -6)
+    bits = np.frombuffer(raw, np.uint16).reshape(rows, _K_BYTES // 2)
+    return _matrix(f32_of_bf16(bits).astype(np.float64), -126)
+
+
+MODELS: dict[str, FusedTruncating] = {"e4m3": HOPPER_FP8, "bf16": HOPPER_BF16}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Sums so far are whole multiples, at most `most`, of 2^(rows[i] + columns[j])."""
+
+    rows: Array | int = _NONE
+    columns: Array | int = _NONE
+    most: float = 0.0
+
+    def with_products(self, a: Matrix, b: Matrix, model: FusedTruncating) -> Whole | None:
+        """After another product; None where its sums may need more bits than the unit keeps.
+
+        Then no term is cut, nor is the sum, and it is what float64 says.
+        """
+        if not (a.finite and b.finite):
+            return None
+        rows, columns = np.minimum(self.rows, a.last), np.minimum(self.columns, b.last)
+        if int(rows.min()) + int(columns.min()) < -100:
+            return None
+        shift = int(np.max(self.rows - rows)) + int(np.max(self.columns - columns))
+        before = math.ldexp(self.most, min(shift, 100)) if self.most else 0.0
+        scaled = [np.ldexp(x.peak, -y).max() for x, y in ((a, rows), (b, columns))]
+        most = before + a.values.shape[1] * float(scaled[0] * scaled[1])
+        return Whole(rows, columns, most) if most < 2.0 ** (min(model.bits, 23) + 1) else None
+
+
+def _plain(a: Matrix, b: Matrix, start: Array | None) -> Array:
+    """a b^T + start where nothing is rounded."""
+    total = a.values @ b.values.T
+    if start is not None:
+        total += start
+    return _with_nan(total, a, b)
+
+
+def multiply(a: Matrix, b: Matrix, start: Array | None, kind: str) -> Array:
+    """a b^T + start, float64 [rows of a, rows of b], as the tensor unit sums it."""
+    model = MODELS[kind]
+    total = _exact(a, b, start, model)
+    if total is None:
+        total = model.dots(a.values, b.values, start)
+    return _with_nan(total, a, b)
+
+
+def _with_nan(total: Array, a: Matrix, b: Matrix) -> Array:
+    if a.nan.any():
+        total[a.nan] = np.nan
+    if b.nan.any():
+        total[:, b.nan] = np.nan
+    return total
+
+
+def _exact(a: Matrix, b: Matrix, start: Array | None, model: FusedTruncating) -> Array | None:
+    """The sums if no term loses a bit and none is subnormal or infinite, else None."""
+    if not (a.finite and b.finite):
+        return None
+    largest = a.largest[:, None] + b.largest
+    last = a.last[:, None] + b.last
+    product = a.values @ b.values.T
+    if start is not None:
+        bits = np.abs(start)
+        # A sum so far has at most 24 bits: what it is a multiple of follows from its own value.
+        units = np.ldexp(1.0, np.where(last < _NONE // 2, np.maximum(last, -1000), -1000))
+        if np.count_nonzero(np.fmod(start, units)) or not np.isfinite(bits).all():
+            return None
+        largest = np.maximum(largest, np.frexp(bits)[1] - 1)
+        product = product + start
+    used = last < _NONE // 2
+    if np.count_nonzero(used & ((largest - last > model.bits) | (last < -100) | (largest > 100))):
+        return None
+    kept = min(model.bits, 23)
+    mask = np.int64(-1) << np.int64(52 - kept)
+    return (product.view(np.int64) & mask).view(np.float64) + 0.0
+
+
+class Product(Operation):
+    """One wgmma.mma_async of a warpgroup. It is there when all four warps came and it completed."""
+
+    def __init__(
+        self, cta: Cta, line: int, kind: str, columns: int, before: Product | None
+    ) -> None:
+        super().__init__(f"wgmma at PTX line {line}", self._compute)
+        self.cta, self.line, self.kind, self.columns = cta, line, kind, columns
+        self.key: tuple[int, ...] = ()
+        self.joined = 0
+        self.a_chunks: Array | None = None
+        self.b_chunks: Array = np.zeros((0, 2), np.int64)
+        self.words: list[Array] = []
+        self.a_registers: list[Array] = [np.zeros((0, 0), np.uint8)] * GROUP_WARPS
+        self.signs = 1
+        self.starts: list[list[Array] | None] = [None] * GROUP_WARPS
+        self.chained: Product | None = None
+        """The product whose result is the accumulator, while registers own none."""
+        self.pending: list[list[Pending]] = [[] for _ in range(GROUP_WARPS)]
+        self.result: Array | None = None
+        self.whole: Whole | None = None
+        self.after = [before] if before is not None and not before.done else []
+
+    def eligible(self) -> bool:
+        return self.joined == GROUP_WARPS and super().eligible()
+
+    def begin(self, a: int | None, b: int) -> None:
+        """Take the operands in shared memory."""
+        shared = self.cta.shared
+        if a is not None:
+            self.a_chunks = self._place(a, ROWS)
+            self.words.append(_words(self.a_chunks))
+        self.b_chunks = self._place(b, self.columns)
+        self.words.append(_words(self.b_chunks))
+        for words in self.words:
+            shared.acquire(words, self.name, writes=False, poison=True)
+
+    def _place(self, descriptor: int, rows: int) -> Array:
+        chunks = chunks_of(descriptor, rows)
+        shared = self.cta.shared
+        ends = np.array([chunks.min(), chunks.max() + 15])
+        shared.check(ends, 1, "operand of wgmma")
+        return chunks - shared.start
+
+    def _read(self, chunks: Array) -> Matrix:
+        raw = self.cta.shared.data.view("c16")[chunks >> 4]
+        return _decoded(raw.tobytes(), len(chunks), self.kind)
+
+    def _compute(self) -> None:
+        shared = self.cta.shared
+        if self.a_chunks is not None:
+            a = self._read(self.a_chunks)
+        else:
+            a = _decoded(b"".join(x.tobytes() for x in self.a_registers), ROWS, self.kind)
+        b = self._read(self.b_chunks)
+        for words in self.words:
+            shared.release(words, writes=False)
+        if self.signs < 0:
+            a = dataclasses.replace(a, values=-a.values)
+        start = self._start()
+        before = Whole() if start is None else self.chained.whole if self.chained else None
+        self.whole = before and before.with_products(a, b, MODELS[self.kind])
+        if self.whole is not None:
+            self.result = _plain(a, b, start)
+        else:
+            self.result = multiply(a, b, start, self.kind)
+        self.chained = None
+
+    def _start(self) -> Array | None:
+        if self.chained is not None:
+            return self.chained.result
+        if self.starts[0] is None:
+            return None
+        total = np.zeros((ROWS, self.columns))
+        row, column = fragment(self.columns)
+        for i, registers in enumerate(self.starts):
+            if registers is not None:
+                total[row + 16 * i, column] = np.stack(registers)
+        return total
+
+    def registers(self, warp: int) -> list[Array]:
+        """The result as a warp's accumulator registers."""
+        assert self.result is not None
+        row, column = fragment(self.columns)
+        return list(self.result.astype(np.float32)[row + 16 * warp, column])
+
+
+@functools.cache
+def fragment(columns: int) -> tuple[Array, Array]:
+    """Row in a warp's 16 and column of each accumulator register of each lane, [N / 2, 32]."""
+    register, lane = np.arange(columns // 2)[:, None], np.arange(32)
+    row = lane // 4 + 8 * (register >> 1 & 1)
+    column = 8 * (register // 4) + 2 * (lane % 4) + (register & 1)
+    return row, column
+
+
+@functools.cache
+def _fragment_a() -> tuple[Array, Array]:
+    """Row and byte along K of each byte of the four registers of A, [4, 32, 4]."""
+    register, lane = np.arange(4)[:, None, None], np.arange(32)[:, None]
+    byte = np.arange(4)
+    row = lane // 4 + 8 * (register & 1)
+    column = 4 * (lane % 4) + byte + 16 * (register >> 1)
+    # Two bfloat16 or four E4M3 values: the 4 bytes of a register lie side by side in both.
+    return row, column
+
+
+def _words(chunks: Array) -> Array:
+    return ((chunks.ravel() >> 2)[:, None] + np.arange(4)).ravel()
+
+
+class Warpgroup:
+    """The products of four warps."""
+
+    def __init__(self) -> None:
+        self.products: list[Product] = []
+        self.issued = [0] * GROUP_WARPS
+
+    def product(self, warp: Warp, line: int, kind: str, columns: int) -> Product:
+        """The one that this warp issues now, which another warp may have begun."""
+        member = warp.index % GROUP_WARPS
+        place = self.issued[member]
+        self.issued[member] += 1
+        if place == len(self.products):
+            before = self.products[-1] if self.products else None
+            self.products.append(Product(warp.cta, line, kind, columns, before))
+        found = self.products[place]
+        if found.line != line:
+            raise Finding(
+                Kind.DIVERGENCE,
+                f"warp {warp.index} is at the wgmma of PTX line {line}, others of its warpgroup "
+                f"at that of line {found.line}",
+            )
+        return found
+
+
+_SHAPE = re.compile(r"m64n(\d+)k(\d+)\Z")
+
+
+@effect("wgmma.mma_async.sync.aligned")
+def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
+    shape = _SHAPE.match(at.parts[4])
+    kinds = at.parts[5:]
+    known = {("f32", "e4m3", "e4m3"): ("e4m3", 32), ("f32", "bf16", "bf16"): ("bf16", 16)}
+    if shape is None or kinds not in known:
+        fail(at, "operand types are not modelled (modelled: e4m3 and bf16, with f32 sums)")
+    columns, (kind, depth) = int(shape[1]), known[kinds]
+    if int(shape[2]) != depth or columns % 8 or not 8 <= columns <= 256:
+        fail(at, f"shape {shape[0]} is none of {kind}")
+    d, a, second, scale, *rest = at.operands
+    if not isinstance(d, Vector) or len(d.parts) != columns // 2:
+        fail(at, f"expected {columns // 2} registers of the accumulator")
+    dests = [b.dest(part, "f32", at)[0] for part in d.parts]
+    if any(b.types[place].kind != "f" for place in dests):
+        fail(at, "registers of the accumulator have to be declared .f32")
+    signs = _signs(rest, at, transposes=kind == "bf16", from_registers=isinstance(a, Vector))
+    source = _a_source(b, a, at)
+    descriptor = values(b, second, "b64", at)
+    adds = values(b, scale, "pred", at)
+
+    def run(warp: Warp, mask: int) -> Wait | None:
+        wait = warp.needs(mask, FULL)
+        if wait is not None:
+            return wait
+        if not warp.fenced_products:
+            raise Finding(Kind.PRODUCT_FENCE, f"by warp {warp.index}")
+        group = warp.cta.products.setdefault(warp.index // GROUP_WARPS, Warpgroup())
+        product = group.product(warp, at.line, kind, columns)
+        member = warp.index % GROUP_WARPS
+        a_value, b_value = source(warp), int(descriptor(warp)[0])
+        from_shared = isinstance(a_value, int)
+        key = (b_value, a_value if from_shared else -1, bool(adds(warp)[0]))
+        if product.joined == 0:
+            product.key, product.signs = key, signs
+            product.begin(a_value if from_shared else None, b_value)
+            warp.cta.machine.operations.append(product)
+        elif product.key != key:
+            raise Finding(Kind.DIVERGENCE, "warps of a warpgroup give wgmma different operands")
+        if not from_shared:
+            product.a_registers[member] = a_value
+        _own(warp, product, dests, adds=key[2])
+        product.joined += 1
+        warp.open_products.append(product)
+        if warp.cta.machine.eager and product.eligible():
+            warp.cta.machine.operations.remove(product)
+            product.complete()
+        return None
+
+    return run
+
+
+def _signs(rest: list[Operand], at: Instruction, *, transposes: bool, from_registers: bool) -> int:
+    """Sign of the products. Only K-major operands are modelled."""
+    numbers = [number(operand, at) for operand in rest]
+    expected = 2 + (transposes and 2 - from_registers)
+    if len(numbers) != expected or any(x not in (1, -1) for x in numbers[:2]):
+        fail(at, f"trailing operands {numbers}, expected {expected}: two signs, then majors")
+    if any(numbers[2:]):
+        fail(at, "MN-major operands are not modelled")
+    return numbers[0] * numbers[1]
+
+
+def _a_source(b: Binder, a: Operand, at: Instruction) -> Any:
+    """Reader of A: a descriptor, or the 16 rows of a warp as bytes."""
+    if not isinstance(a, Vector):
+        descriptor = values(b, a, "b64", at)
+        return lambda warp: int(descriptor(warp)[0])
+    parts = [values(b, part, "b32", at) for part in a.parts]
+    if len(parts) != 4:
+        fail(at, f"expected 4 registers of A, got {len(parts)}")
+
+    def read(warp: Warp) -> Array:
+        rows = np.zeros((16, _K_BYTES), np.uint8)
+        row, column = _fragment_a()
+        given = np.stack([part(warp) for part in parts]).view(np.uint8).reshape(4, 32, 4)
+        rows[row, column] = given
+        return rows
+
+    return read
+
+
+def _own(warp: Warp, product: Product, dests: list[int], *, adds: bool) -> None:
+    """Make a warp's accumulator registers the product's, and take what they hold as its start."""
+    member = warp.index % GROUP_WARPS
+    held = [warp.registers[place] for place in dests]
+    if isinstance(held[0], Pending) and adds:
+        owner = held[0].operation
+        if not isinstance(owner, Product) or not _same(held, owner.pending[member]):
+            raise Finding(Kind.PENDING_REGISTER, f"the accumulator belongs to {owner}")
+        product.chained, product.pending[member] = owner, held
+        for pending in held:
+            pending.operation = product
+        return
+    if adds:
+        if any(isinstance(value, Pending) for value in held):
+            raise Finding(Kind.PENDING_REGISTER, "a part of the accumulator belongs to a product")
+        product.starts[member] = held
+    product.pending[member] = [Pending(product, place) for place in dests]
+    for place, pending in zip(dests, product.pending[member], strict=True):
+        warp.registers[place] = pending
+
+
+def _same(held: list[Any], owned: list[Pending]) -> bool:
+    return len(held) == len(owned) and all(x is y for x, y in zip(held, owned, strict=True))
+
+
+@effect("wgmma.fence.sync.aligned")
+def wgmma_fence(b: Binder, at: Instruction) -> Effect:
+    def run(warp: Warp, mask: int) -> Wait | None:
+        wait = warp.needs(mask, FULL)
+        warp.fenced_products = wait is None
+        return wait
+
+    return run
+
+
+@effect("wgmma.commit_group.sync.aligned")
+def wgmma_commit_group(b: Binder, at: Instruction) -> Effect:
+    def run(warp: Warp, mask: int) -> Wait | None:
+        wait = warp.needs(mask, FULL)
+        if wait is None:
+            warp.product_groups.append(warp.open_products)
+            warp.open_products = []
+        return wait
+
+    return run
+
+
+class ProductsWait(OperationsWait):
+    """When they are there, the instruction is executed again and gives the registers back."""
+
+    retry = True
+
+
+@effect("wgmma.wait_group.sync.aligned")
+def wgmma_wait_group(b: Binder, at: Instruction) -> Effect:
+    if not isinstance(at.operands[0], Immediate):
+        fail(at, "expected a number of groups")
+    newest = at.operands[0].value
+
+    def run(warp: Warp, mask: int) -> Wait | None:
+        wait = warp.needs(mask, FULL)
+        if wait is not None:
+            return wait
+        groups = warp.product_groups
+        over = groups[: len(groups) - newest] if newest else groups
+        waited = [product for group in over for product in group]
+        if not all(product.done for product in waited):
+            return ProductsWait(waited)
+        for product in waited:
+            _give_back(warp, product)
+        warp.fenced_products = warp.fenced_products and newest > 0
+        del groups[: len(over)]
+        return None
+
+    return run
+
+
+def _give_back(warp: Warp, product: Product) -> None:
+    """The result is in the registers, and in those that they were moved to."""
+    member = warp.index % GROUP_WARPS
+    if not product.pending[member] or product.pending[member][0].operation is not product:
+        return  # a later product adds to it
+    for pending, value in zip(product.pending[member], product.registers(member), strict=True):
+        for place, cast in pending.places:
+            if warp.registers[place] is pending:
+                warp.registers[place] = cast(value) if cast else value
+    product.pending[member] = []

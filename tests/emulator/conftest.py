@@ -1,0 +1,8 @@
+"""What tests of the emulator share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for ptx_kernels

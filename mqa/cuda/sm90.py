@@ -208,6 +208,30 @@ def paged_metadata_plan(
     return Plan(METADATA[1], METADATA_CTAS, METADATA_THREADS, 0, (), struct)
 
 
+def dense_cuts_plan(
+    start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
+) -> Plan:
+    """The launch that writes the cut points of these windows to `out`."""
+    rows, parts = start.shape[0], out.shape[0] - 1
+    block = max(1, OWN_COLUMNS // num_heads)
+    strides = (start.stride(0), end.stride(0), out.stride(0))
+    return dense_metadata_plan(rows, num_kv_tokens, block, parts, *strides)
+
+
+def paged_cuts_plan(context_lens: Tensor, indices: Tensor | None, out: Tensor) -> Plan:
+    """The launch that writes the cut points of these lens, [B, next_n] or [B], to `out`."""
+    requests, next_n = context_lens.shape if context_lens.dim() == 2 else (len(context_lens), 1)
+    row_stride = context_lens.stride(1) if context_lens.dim() == 2 else 0
+    return paged_metadata_plan(
+        requests,
+        next_n,
+        out.shape[0] - 1,
+        (context_lens.stride(0), row_stride),
+        None if indices is None else indices.stride(0),
+        out.stride(0),
+    )
+
+
 class Hopper:
     """A backend of GPUs of compute capability 9.0, for `elements`, by format."""
 
@@ -260,24 +284,12 @@ class Hopper:
     def dense_metadata(
         self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
     ) -> None:
-        rows, parts = start.shape[0], out.shape[0] - 1
-        block = max(1, OWN_COLUMNS // num_heads)
-        strides = (start.stride(0), end.stride(0), out.stride(0))
-        plan = dense_metadata_plan(rows, num_kv_tokens, block, parts, *strides)
+        plan = dense_cuts_plan(start, end, num_kv_tokens, num_heads, out)
         addresses = (start.data_ptr(), end.data_ptr(), out.data_ptr())
         driver.launcher(plan, out.device).launch(addresses)
 
     def paged_metadata(self, context_lens: Tensor, indices: Tensor | None, out: Tensor) -> None:
-        requests, next_n = context_lens.shape if context_lens.dim() == 2 else (len(context_lens), 1)
-        row_stride = context_lens.stride(1) if context_lens.dim() == 2 else 0
-        plan = paged_metadata_plan(
-            requests,
-            next_n,
-            out.shape[0] - 1,
-            (context_lens.stride(0), row_stride),
-            None if indices is None else indices.stride(0),
-            out.stride(0),
-        )
+        plan = paged_cuts_plan(context_lens, indices, out)
         where = 0 if indices is None else indices.data_ptr()
         addresses = (context_lens.data_ptr(), where, out.data_ptr())
         driver.launcher(plan, out.device).launch(addresses)
@@ -289,13 +301,17 @@ class Hopper:
         return ACCUMULATORS[self._elements[format]]
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
+        kernels = self.kernels_of(problem)
+        for kernel, size in kernels.items():
+            driver.load(kernel, device, size)
+        return tuple(map(str, kernels))
+
+    def kernels_of(self, problem: Problem) -> dict[Kernel, int]:
+        """Those that calls of a configuration may reach, and their dynamic shared memory."""
         paged = isinstance(problem, PagedProblem)
         facts = (problem.H, problem.D, problem.out, self._elements[problem.format])
         scoring = paged_kernels(*facts) if paged else dense_kernels(*facts)
-        for kernel, size in scoring.items():
-            driver.load(kernel, device, size)
-        driver.load(METADATA[paged], device, 0)
-        return (*map(str, scoring), str(METADATA[paged]))
+        return scoring | {METADATA[paged]: 0}
 
 
 def dense_facts(call: DenseCall, out: Tensor, elements: str = "Fp8") -> DenseFacts:

@@ -220,7 +220,7 @@ def add(b: Binder, at: Instruction) -> Function:
     return _simple(b, at, _unsigned(kind), np.add if at.parts[0] == "add" else np.subtract)
 
 
-def _high(bits: int, signed: bool) -> Callable[[Array, Array], Array]:  # noqa: FBT001
+def _high(bits: int, *, signed: bool) -> Callable[[Array, Array], Array]:
     wide = np.dtype(("i" if signed else "u") + str(bits // 4))
 
     def function(x: Array, y: Array) -> Array:
@@ -242,7 +242,7 @@ def mul(b: Binder, at: Instruction) -> Function:
         return _simple(b, at, _unsigned(kind), np.multiply)
     bits = int(kind[1:])
     if mode == "hi" and bits <= 32:
-        return _simple(b, at, kind, _high(bits, kind[0] == "s"))
+        return _simple(b, at, kind, _high(bits, signed=kind[0] == "s"))
     if mode != "wide" or bits > 32:
         fail(at, "this form of mul is not modelled")
     wide = f"{kind[0]}{2 * bits}"

@@ -13,19 +13,11 @@ from torch import Tensor
 
 from mqa.cuda import cache, compiler
 from mqa.cuda.plan import Plan
-from mqa.cuda.sm90 import (
-    METADATA,
-    SM90,
-    dense_facts,
-    dense_kernels,
-    dense_metadata_plan,
-    dense_plan,
-    paged_metadata_plan,
-)
-from mqa.cuda.sm90_paged import paged_facts, paged_kernels, paged_plan
-from mqa.cuda.sm90_tiles import ELEMENTS, OWN_COLUMNS
+from mqa.cuda.sm90 import SM90, dense_cuts_plan, dense_facts, dense_plan, paged_cuts_plan
+from mqa.cuda.sm90_paged import paged_facts, paged_plan
+from mqa.cuda.sm90_tiles import ELEMENTS
 from mqa.prepared import Launch
-from mqa.problem import Format, PagedProblem, Problem
+from mqa.problem import Format, Problem
 from mqa.validate import DenseCall, PagedCall
 
 if TYPE_CHECKING:
@@ -109,17 +101,11 @@ class Emulated:
     def dense_metadata(
         self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
     ) -> None:
-        block = max(1, OWN_COLUMNS // num_heads)
-        strides = (start.stride(0), end.stride(0), out.stride(0))
-        sizes = (start.shape[0], num_kv_tokens, block, out.shape[0] - 1)
-        execute(dense_metadata_plan(*sizes, *strides), {"start": start, "end": end, "out": out})
+        plan = dense_cuts_plan(start, end, num_kv_tokens, num_heads, out)
+        execute(plan, {"start": start, "end": end, "out": out})
 
     def paged_metadata(self, context_lens: Tensor, indices: Tensor | None, out: Tensor) -> None:
-        lens = context_lens if context_lens.dim() == 2 else context_lens[:, None]
-        strides = (lens.stride(0), lens.stride(1) if context_lens.dim() == 2 else 0)
-        step = None if indices is None else indices.stride(0)
-        requests, next_n = lens.shape
-        plan = paged_metadata_plan(requests, next_n, out.shape[0] - 1, strides, step, out.stride(0))
+        plan = paged_cuts_plan(context_lens, indices, out)
         execute(plan, {"lens": context_lens, "indices": indices, "out": out})
 
     def schedules_on(self, device: torch.device) -> bool:
@@ -130,12 +116,10 @@ class Emulated:
         return SM90.accumulator(format)
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
-        paged = isinstance(problem, PagedProblem)
-        facts = (problem.H, problem.D, problem.out, ELEMENTS[problem.format])
-        scoring = paged_kernels(*facts) if paged else dense_kernels(*facts)
-        for kernel in scoring:
+        kernels = SM90.kernels_of(problem)
+        for kernel in kernels:
             cache.get(kernel, ARCH)
-        return (*map(str, scoring), str(METADATA[paged]))
+        return tuple(map(str, kernels))
 
 
 def execute(plan: Plan, tensors: Mapping[str, Tensor | None]) -> None:

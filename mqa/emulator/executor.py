@@ -19,7 +19,6 @@ from mqa.emulator import parser
 from mqa.emulator.engines import encode_map
 from mqa.emulator.machine import Machine
 from mqa.emulator.memory import CONST_START, PARAM_START, Global, own_buffer
-from mqa.emulator.parser import Module
 from mqa.emulator.program import Program
 from mqa.emulator.scheduler import Scheduler
 
@@ -79,8 +78,16 @@ def run(
         PtxError: The PTX is malformed, or an instruction is not modelled.
         ValueError: The launch itself is wrong.
     """
-    _, program = _load(ptx, entry)
-    memory, maps = Global(), {}
+    program, memory = _load(ptx, entry), Global()
+    params, maps = _bind(program, memory, args)
+    return _launch(program, memory, params, maps, grid, block, cluster, smem_bytes, schedule, seed)
+
+
+def _bind(
+    program: Program, memory: Global, args: Sequence[Argument]
+) -> tuple[Any, dict[int, tuple[TensorMap, int]]]:
+    """The buffer of the kernel's parameters, and its tensor maps by their number among them."""
+    maps = {}
     params = own_buffer("parameters", max(program.layout.params, 1), PARAM_START)
     if len(args) != len(program.entry.params):
         raise ValueError(f"len(args)={len(args)}, expected {len(program.entry.params)}")
@@ -94,7 +101,7 @@ def run(
             raise ValueError(f"args[{number}] has {len(raw)} bytes, expected {param.size}")
         at = program.layout.symbols[param.name] - PARAM_START
         params.data[at : at + param.size] = np.frombuffer(raw, np.uint8)
-    return _launch(program, memory, params, maps, grid, block, cluster, smem_bytes, schedule, seed)
+    return params, maps
 
 
 def run_plan(
@@ -121,19 +128,8 @@ def run_plan(
     for name, tensor in pointed:
         if tensor is not None:
             _add(memory, name, tensor)
-    _, program = _load(ptx, symbol)
-    params = own_buffer("parameters", program.layout.params, PARAM_START)
-    maps = {}
-    for number, (param, value) in enumerate(
-        zip(program.entry.params, (*bound, packed), strict=True)
-    ):
-        if isinstance(value, BoundMap):
-            maps[number] = (value.map, _add(memory, value.map.tensor, value.tensor))
-        raw = encode_map(number) if isinstance(value, BoundMap) else packed
-        if len(raw) != param.size:
-            raise ValueError(f"{param.name} has {param.size} bytes, the plan gives {len(raw)}")
-        at = program.layout.symbols[param.name] - PARAM_START
-        params.data[at : at + param.size] = np.frombuffer(raw, np.uint8)
+    program = _load(ptx, symbol)
+    params, maps = _bind(program, memory, (*bound, packed))
     shape = (plan.grid, plan.threads, None, plan.shared_bytes)
     return _launch(program, memory, params, maps, *shape, schedule, seed)
 
@@ -208,7 +204,7 @@ def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:
 
 
 @functools.lru_cache(maxsize=64)
-def _load(ptx: str, entry: str | None) -> tuple[Module, Program]:
+def _load(ptx: str, entry: str | None) -> Program:
     module = parser.parse(ptx)
     if entry is None:
         if len(module.entries) != 1:
@@ -216,7 +212,7 @@ def _load(ptx: str, entry: str | None) -> tuple[Module, Program]:
         (entry,) = module.entries
     if entry not in module.entries:
         raise ValueError(f"entry={entry!r}, expected one of {', '.join(module.entries)}")
-    return module, Program(module, module.entries[entry])
+    return Program(module, module.entries[entry])
 
 
 def _argument(memory: Global, param: parser.Data, value: Argument) -> bytes:

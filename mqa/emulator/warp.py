@@ -8,6 +8,7 @@ An instruction for the whole warp, or for a mask of threads, waits for the fragm
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -37,21 +38,21 @@ def mask_of(which: Array) -> int:
     return int.from_bytes(np.packbits(which, bitorder="little").tobytes(), "little")
 
 
-class Wait:
+class Wait(ABC):
     """What a fragment waits for."""
 
     retry = False
     """Whether the instruction is executed again, else it is done when the wait is over."""
 
-    def ready(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def ready(self) -> bool: ...
 
     def gave_up(self) -> bool:
         """Whether it has a time limit, and that is over."""
         return False
 
-    def __str__(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def __str__(self) -> str: ...
 
 
 class Sisters(Wait):

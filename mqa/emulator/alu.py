@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mqa.emulator import floats
+from mqa.emulator import floats, halves
 from mqa.emulator.floats import Array
 from mqa.emulator.parser import (
     BYTES,
@@ -209,6 +209,17 @@ def _simple(b: Binder, at: Instruction, kind: str, function: Callable[..., Array
     return bind(function, b.dest(at.operands[0], kind, at), *sources)
 
 
+def _halves(b: Binder, at: Instruction) -> Function | None:
+    """Of float16 and bfloat16; None for other types."""
+    name, *rest, kind = at.parts
+    if kind not in halves.HALVES:
+        return None
+    function = halves.function(name, tuple(rest), kind)
+    if function is None:
+        fail(at, "this form is not modelled")
+    return _simple(b, at, kind, function)
+
+
 def _unsigned(kind: str) -> str:
     """Where signs don't matter, the type in which registers are kept."""
     return kind.replace("s", "u", 1) if kind[0] == "s" else kind
@@ -217,6 +228,8 @@ def _unsigned(kind: str) -> str:
 @opcode("add", "sub")
 def add(b: Binder, at: Instruction) -> Function:
     _, kind = modifiers(at, "rn")
+    if (of_halves := _halves(b, at)) is not None:
+        return of_halves
     return _simple(b, at, _unsigned(kind), np.add if at.parts[0] == "add" else np.subtract)
 
 
@@ -234,8 +247,8 @@ def _high(bits: int, *, signed: bool) -> Callable[[Array, Array], Array]:
 @opcode("mul")
 def mul(b: Binder, at: Instruction) -> Function:
     mode, kind = modifiers(at, "lo", "hi", "wide", "rn")
-    if kind == "bf16x2":
-        return _simple(b, at, kind, _mul_bf16x2)
+    if (of_halves := _halves(b, at)) is not None:
+        return of_halves
     if _is_float(kind):
         return _simple(b, at, kind, np.multiply)
     if mode == "lo":
@@ -250,20 +263,6 @@ def mul(b: Binder, at: Instruction) -> Function:
     sources = [b.source(operand, kind, at) for operand in at.operands[1:]]
     function = lambda x, y: np.multiply(x, y, dtype=dtype)  # noqa: E731
     return bind(function, b.dest(at.operands[0], wide, at), *sources)
-
-
-def _mul_bf16x2(x: Array, y: Array) -> Array:
-    halves = [
-        floats.bf16_of(_half(x, i).astype(np.float64) * _half(y, i)).astype(np.uint32)
-        for i in range(2)
-    ]
-    return halves[0] | halves[1] << np.uint32(16)
-
-
-def _half(pair: Array, which: int) -> Array:
-    """One bfloat16 of a pair, as float32."""
-    bits = pair << np.uint32(16) if which == 0 else pair & np.uint32(0xFFFF0000)
-    return bits.view(np.float32)
 
 
 @opcode("mad")
@@ -282,6 +281,8 @@ def mad(b: Binder, at: Instruction) -> Function:
 @opcode("fma")
 def fma(b: Binder, at: Instruction) -> Function:
     _, kind = modifiers(at, "rn")
+    if (of_halves := _halves(b, at)) is not None:
+        return of_halves
     if not _is_float(kind):
         fail(at, f"type .{kind} is not modelled")
     return _simple(b, at, kind, floats.fma_f32 if kind == "f32" else floats.fma_f64)
@@ -314,6 +315,8 @@ def rem(b: Binder, at: Instruction) -> Function:
 @opcode("max", "min")
 def extreme(b: Binder, at: Instruction) -> Function:
     mode, kind = modifiers(at, "NaN")
+    if (of_halves := _halves(b, at)) is not None:
+        return of_halves
     largest = at.parts[0] == "max"
     if not _is_float(kind):
         return _simple(b, at, kind, np.maximum if largest else np.minimum)
@@ -325,6 +328,8 @@ def extreme(b: Binder, at: Instruction) -> Function:
 @opcode("abs", "neg")
 def sign(b: Binder, at: Instruction) -> Function:
     _, kind = modifiers(at)
+    if (of_halves := _halves(b, at)) is not None:
+        return of_halves
     return _simple(b, at, kind, np.abs if at.parts[0] == "abs" else np.negative)
 
 
@@ -389,6 +394,10 @@ _COMPARE: dict[str, Callable[..., Any]] = {
 }
 
 
+def _of_halves(compare: Callable[..., Array], kind: str) -> Callable[..., Array]:
+    return lambda x, y: compare(halves.wide(x, kind), halves.wide(y, kind))
+
+
 @opcode("setp")
 def setp(b: Binder, at: Instruction) -> Function:
     mode, kind = modifiers(at, *_COMPARE, "and", "or", "xor")
@@ -396,8 +405,12 @@ def setp(b: Binder, at: Instruction) -> Function:
     compare = _COMPARE.get(name)
     if compare is None or isinstance(at.operands[0], Pair):
         fail(at, "this comparison is not modelled")
-    if name == "ne" and _is_float(kind):
+    if name == "ne" and (_is_float(kind) or kind in halves.HALVES):
         compare = lambda x, y: (x < y) | (x > y)  # noqa: E731
+    if kind in ("f16", "bf16"):
+        compare = _of_halves(compare, kind)
+    elif kind.endswith("x2"):
+        fail(at, "comparisons of pairs are not modelled")
     if name in ("eq", "ne") and not _is_float(kind):
         kind = _unsigned(kind)
     sources = [b.source(operand, kind, at) for operand in at.operands[1:3]]
@@ -570,7 +583,7 @@ def _copy(b: Binder, target: Register, value: Register) -> Function:
     def run(values: Registers) -> None:
         held = values[source]
         if held.__class__ is Pending:
-            held.places.append((to, cast))
+            held.move(source, to, cast)
             values[to] = held
         else:
             values[to] = cast(held) if cast else held
@@ -612,9 +625,19 @@ class Pending:
     __slots__ = ("operation", "places")
     __array_ufunc__ = None
 
-    def __init__(self, operation: object, place: int) -> None:
+    def __init__(self, operation: object, place: int, cast: Cast | None = None) -> None:
         self.operation = operation
-        self.places: list[Slot] = [(place, None)]
+        self.places: list[Slot] = [(place, cast)]
+        """Registers, each with what makes the operation's result their value."""
+
+    def move(self, source: int, to: int, cast: Cast | None) -> None:
+        """A register that holds it is moved to another."""
+        before = next(first for place, first in reversed(self.places) if place == source)
+        if before is not None and cast is not None:
+            first, then = before, cast
+            self.places.append((to, lambda value: then(first(value))))
+        else:
+            self.places.append((to, before or cast))
 
 
 _TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}

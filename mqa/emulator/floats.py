@@ -32,10 +32,10 @@ def fma_f32(a: Array, b: Array, c: Array) -> Array:
     normal = np.count_nonzero(result.view(np.uint32) & _EXPONENT_F32)
     if ties == 0 and normal == result.size:
         return result
-    return _to_odd(product, c.astype(np.float64), total).astype(np.float32)
+    return to_odd(product, c.astype(np.float64), total).astype(np.float32)
 
 
-def _to_odd(a: Array, b: Array, total: Array) -> Array:
+def to_odd(a: Array, b: Array, total: Array) -> Array:
     """`total`, which is a + b rounded, moved to the neighbour with an odd last bit if inexact."""
     part = total - a
     error = (a - (total - part)) + (b - part)
@@ -134,6 +134,14 @@ E4M3 = _e4m3_values()
 """Value of each of the 256 codes, float64."""
 E4M3_IN_F16 = f16_of(E4M3)
 """The same as float16 bits; exact."""
+
+
+def _e5m2_values() -> Array:
+    return (np.arange(256, dtype=np.uint16) << np.uint16(8)).view(np.float16).astype(np.float64)
+
+
+E5M2 = _e5m2_values()
+"""Value of each of the 256 codes, float64: a float16 without its low byte."""
 
 
 def e4m3_of(values: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from mqa.emulator.engines import encode_map
 from mqa.emulator.machine import Machine
 from mqa.emulator.memory import CONST_START, PARAM_START, Global, own_buffer
 from mqa.emulator.program import Program
+from mqa.emulator.reports import Kind
 from mqa.emulator.scheduler import Scheduler
 
 MOST_CLUSTER_CTAS = 16
@@ -33,7 +34,8 @@ class BoundMap:
     tensor: Tensor | np.ndarray[Any, Any]
 
 
-Argument = Tensor | np.ndarray[Any, Any] | BoundMap | int | float | bytes | None
+Part = Tensor | np.ndarray[Any, Any] | BoundMap | bytes | None
+Argument = Part | int | float | Sequence[Part]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def run(
     cluster: int | None = None,
     schedule: str = "eager",
     seed: int = 0,
+    ignore: Collection[Kind] = (),
 ) -> Summary:
     """Execute a kernel on the CPU.
 
@@ -67,36 +70,40 @@ def run(
         block: Threads of a CTA.
         args: One for each parameter: a CPU tensor or array, whose address is passed and whose
             elements alone may be accessed; None, a null pointer; a `BoundMap`; bytes, as they are;
-            a number, as wide as the parameter.
+            a number, as wide as the parameter; a list of such parts but numbers, for a struct.
         smem_bytes: Dynamic shared memory.
         cluster: CTAs of a cluster; by default what the kernel itself requires.
         schedule: "eager", "lazy", "random" or "hunt".
         seed: Of the last two.
+        ignore: What is not looked for, of `Kind.PROXY_FENCE` and `Kind.PRODUCT_FENCE`: for kernels
+            that do without on hardware.
 
     Raises:
         EmulationError: The kernel does what it must not; its `report` tells what and where.
         PtxError: The PTX is malformed, or an instruction is not modelled.
         ValueError: The launch itself is wrong.
     """
+    unknown = set(ignore) - {Kind.PROXY_FENCE, Kind.PRODUCT_FENCE}
+    if unknown:
+        raise ValueError(f"ignore has {min(kind.name for kind in unknown)}, expected fences alone")
     program, memory = _load(ptx, entry), Global()
     params, maps = _bind(program, memory, args)
-    return _launch(program, memory, params, maps, grid, block, cluster, smem_bytes, schedule, seed)
+    shape = (grid, block, cluster, smem_bytes)
+    return _launch(program, memory, params, maps, *shape, schedule, seed, frozenset(ignore))
 
 
 def _bind(
     program: Program, memory: Global, args: Sequence[Argument]
 ) -> tuple[Any, dict[int, tuple[TensorMap, int]]]:
-    """The buffer of the kernel's parameters, and its tensor maps by their number among them."""
-    maps = {}
+    """The buffer of the kernel's parameters, and its tensor maps by number."""
+    maps: dict[int, tuple[TensorMap, int]] = {}
     params = own_buffer("parameters", max(program.layout.params, 1), PARAM_START)
     if len(args) != len(program.entry.params):
         raise ValueError(f"len(args)={len(args)}, expected {len(program.entry.params)}")
     for number, (param, value) in enumerate(zip(program.entry.params, args, strict=True)):
-        if isinstance(value, BoundMap):
-            maps[number] = (value.map, _add(memory, value.map.tensor, value.tensor))
-            raw = encode_map(number)
-        else:
-            raw = _argument(memory, param, value)
+        parts = value if isinstance(value, list | tuple) else (value,)
+        size = param.size if len(parts) == 1 else 8
+        raw = b"".join(_argument(memory, maps, param.name, size, part) for part in parts)
         if len(raw) != param.size:
             raise ValueError(f"args[{number}] has {len(raw)} bytes, expected {param.size}")
         at = program.layout.symbols[param.name] - PARAM_START
@@ -145,6 +152,7 @@ def _launch(
     smem_bytes: int,
     schedule: str,
     seed: int,
+    ignored: frozenset[Kind] = frozenset(),
 ) -> Summary:
     if program.layout.initial:
         end = max(address + len(data) for address, data in program.layout.initial)
@@ -165,6 +173,7 @@ def _launch(
         cluster=size,
         dynamic_shared=smem_bytes,
         maps=maps,
+        ignored=ignored,
     )
     scheduler = Scheduler(machine, schedule, seed)
     with np.errstate(all="ignore"):
@@ -215,18 +224,28 @@ def _load(ptx: str, entry: str | None) -> Program:
     return Program(module, module.entries[entry])
 
 
-def _argument(memory: Global, param: parser.Data, value: Argument) -> bytes:
+def _argument(
+    memory: Global,
+    maps: dict[int, tuple[TensorMap, int]],
+    name: str,
+    size: int,
+    value: Argument,
+) -> bytes:
+    """Bytes of an argument, or of a part of one. Maps get the numbers in which they come."""
     if isinstance(value, bytes):
         return value
     if value is None:
-        return bytes(param.size)
-    if isinstance(value, Tensor | np.ndarray):
-        return struct.pack("<Q", _add(memory, param.name, value))
-    if isinstance(value, float):
-        return struct.pack("<f" if param.size == 4 else "<d", value)
+        return bytes(size)
     if isinstance(value, BoundMap):
-        raise TypeError("a tensor map is no plain argument")
-    return (value & (1 << 8 * param.size) - 1).to_bytes(param.size, "little")
+        maps[len(maps)] = (value.map, _add(memory, value.map.tensor, value.tensor))
+        return encode_map(len(maps) - 1)
+    if isinstance(value, Tensor | np.ndarray):
+        return struct.pack("<Q", _add(memory, name, value))
+    if isinstance(value, float):
+        return struct.pack("<f" if size == 4 else "<d", value)
+    if not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} is no argument")
+    return (value & (1 << 8 * size) - 1).to_bytes(size, "little")
 
 
 def _add(memory: Global, name: str, value: Tensor | np.ndarray[Any, Any]) -> int:

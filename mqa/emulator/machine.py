@@ -85,6 +85,7 @@ class Cta:
         program = machine.program
         self.threads = machine.threads
         self.shared = Shared(program.layout.static_shared + machine.dynamic_shared)
+        self.shared.needs_fences = Kind.PROXY_FENCE not in machine.ignored
         self.barriers: dict[int, MBarrier] = {}
         self._named: dict[int, NamedBarrier] = {}
         self._local: dict[int, Array] = {}
@@ -197,9 +198,10 @@ class Machine:
         cluster: int,
         dynamic_shared: int,
         maps: dict[int, Any],
+        ignored: frozenset[Kind] = frozenset(),
     ) -> None:
         self.program, self.memory = program, memory
-        self.params, self.maps = params, maps
+        self.params, self.maps, self.ignored = params, maps, ignored
         self.grid, self.block, self.cluster = grid, block, cluster
         self.threads = block[0] * block[1] * block[2]
         self.dynamic_shared = dynamic_shared

@@ -149,6 +149,8 @@ class Shared(Buffer):
         self.writing = np.zeros(size // 4, np.int16)
         self.in_flight: list[tuple[Any, bool, str]] = []
         """Of each asynchronous operation: its words, whether it writes, and what it is."""
+        self.needs_fences = True
+        """Whether missing proxy fences are looked for."""
         self._dirty_pages: dict[int, set[int]] = {}
 
     def load(self, addresses: Array, size: int, count: int) -> list[Array]:
@@ -215,7 +217,7 @@ class Shared(Buffer):
         as products do whose columns nobody uses.
         """
         self._no_clash(words, user, writes=writes)
-        if proxy:
+        if proxy and self.needs_fences:
             self._fenced(words, writes=writes)
         if not writes and not poison:
             written = self.written.view(4)

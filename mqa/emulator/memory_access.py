@@ -10,7 +10,7 @@ import numpy as np
 from mqa.emulator.alu import DTYPES, Binder, fail
 from mqa.emulator.floats import Array
 from mqa.emulator.memory import RANK_SHIFT, WINDOWS, Buffer, Shared
-from mqa.emulator.parser import BYTES, Instruction, Operand, Vector
+from mqa.emulator.parser import BYTES, Address, Instruction, Operand, Symbol, Vector
 from mqa.emulator.program import Effect, addresses, effect, values
 from mqa.emulator.reports import Finding, Kind
 from mqa.emulator.warp import FULL, lanes
@@ -235,3 +235,49 @@ def mapa(b: Binder, at: Instruction) -> Effect:
         warp.write(place, out(value) if out else value, mask)
 
     return run
+
+
+@effect("trap")
+def trap(b: Binder, at: Instruction) -> Effect:
+    def run(warp: Warp, mask: int) -> None:
+        raise Finding(Kind.TRAP, f"by threads {mask:#010x}")
+
+    return run
+
+
+@effect("call")
+def call(b: Binder, at: Instruction) -> Effect:
+    """Of the runtime's own functions only that of failed assertions is modelled."""
+    named = next((x.name for x in at.operands if isinstance(x, Symbol)), "")
+    if named != "__assertfail" or not isinstance(at.operands[-1], Vector):
+        fail(at, f"function {named or at.operands[0]} is not modelled")
+    message, file, line, *_ = (
+        addresses(b, _there(x, at), at, "b64") for x in at.operands[-1].parts
+    )
+
+    def run(warp: Warp, mask: int) -> None:
+        texts = [_text(warp, int(_parameter(warp, x, 8))) for x in (message, file)]
+        where = f"{texts[1]}:{int(_parameter(warp, line, 4))}"
+        raise Finding(Kind.TRAP, f"assertion {texts[0]!r} of {where} by threads {mask:#010x}")
+
+    return run
+
+
+def _there(operand: Operand, at: Instruction) -> Address:
+    if not isinstance(operand, Symbol):
+        fail(at, f"{operand} is no parameter")
+    return Address(operand)
+
+
+def _parameter(warp: Warp, where: Callable[[Warp], Array], size: int) -> Any:
+    (bits,) = load(warp, "param", where(warp)[:1], size, 1, 1)
+    return bits[0]
+
+
+def _text(warp: Warp, address: int) -> str:
+    """A string of the module, to its end or that of its variable."""
+    if address >> 60 == WINDOWS["const"] >> 60:
+        address -= WINDOWS["const"]
+    buffer = warp.cta.machine.memory.find(address)
+    raw = buffer.data[address - buffer.origin :].tobytes()
+    return raw.split(b"\0")[0].decode(errors="replace")

@@ -306,12 +306,20 @@ class _Parser:
             self._variable(self._take(";"))
             return
         if found[1] == "func":
-            self._fail(".func: functions that are called are not modelled")
+            self._function()
+            return
         self.at = found.end()
         name = self._take("(").strip()
         params = [self._described(text) for text in self._take(")").split(",") if text.strip()]
         self.entry = Entry(name, tuple(params))
         self.module.entries[name] = self.entry
+
+    def _function(self) -> None:
+        """One that is declared elsewhere. Calls of it say whether it is modelled."""
+        found = self.text.find("{", self.at)
+        declared = self._take(";")
+        if not declared.startswith(".extern") or 0 <= found < self.at:
+            self._fail(".func: functions that are called are not modelled")
 
     def _variable(self, text: str) -> None:
         data = self._described(text)
@@ -353,7 +361,7 @@ class _Parser:
 
     def _operand(self, text: str) -> Operand:
         text = text.strip()
-        if text.startswith("{"):
+        if text.startswith(("{", "(")):
             return Vector(tuple(self._operand(part) for part in _split(text[1:-1])))
         if text.startswith("["):
             return self._address(text[1:-1].strip())

@@ -22,6 +22,7 @@ class Kind(enum.Enum):
     REGISTERS = "illegal budget of registers"
     DESCRIPTOR = "illegal descriptor"
     LAUNCH = "illegal launch"
+    TRAP = "trap, or an assertion of the kernel that does not hold"
     STEPS = "too many steps"
 
 

@@ -299,6 +299,9 @@ class ClusterWait(Wait):
 
 @effect("barrier.cluster.arrive")
 def cluster_arrive(b: Binder, at: Instruction) -> Effect:
+    """A release at cluster scope unless .relaxed, so what fence.mbarrier_init does is done too."""
+    releases = "relaxed" not in at.parts
+
     def run(warp: Warp, mask: int) -> Wait | None:
         wait = warp.needs(mask, FULL)
         if wait is not None:
@@ -306,6 +309,8 @@ def cluster_arrive(b: Binder, at: Instruction) -> Effect:
         if warp.cluster_wait is not None:
             raise Finding(Kind.BARRIER, "a second arrival at the cluster barrier without a wait")
         warp.cta.shared.tell(warp.index)
+        if releases:
+            _make_known(warp)
         warp.cluster_wait = ClusterWait(warp.cta)
         warp.cta.cluster.arrive()
         return None

@@ -45,6 +45,16 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+_AXES = ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid")
+SPECIAL = frozenset(
+    {f"%{name}.{axis}" for axis in "xyz" for name in (*_AXES, "cluster_ctaid", "cluster_nctaid")}
+    | {f"%lanemask_{which}" for which in ("eq", "le", "lt", "ge", "gt")}
+    | {"%laneid", "%warpid", "%nwarpid", "%cluster_ctarank", "%cluster_nctarank", "%smid"}
+    | {"%nsmid", "%dynamic_smem_size", "%total_smem_size", "%is_explicit_cluster"}
+)
+"""Special registers that a thread can read; there are no clocks."""
+
+
 def storage(kind: str) -> np.dtype[Any]:
     """How a register declared so holds its value."""
     if kind in ("f32", "f64", "pred"):
@@ -78,7 +88,11 @@ class Binder:
         if isinstance(operand, Symbol) and operand.name == "WARP_SZ":
             return self._constant(LANES, wanted), None
         if isinstance(operand, Symbol) and operand.name.startswith("%"):
-            index = self.special.setdefault(operand.name, self._new(np.dtype("u4")))
+            if operand.name not in SPECIAL:
+                fail(at, f"special register {operand.name} is not modelled")
+            if operand.name not in self.special:
+                self.special[operand.name] = self._new(np.dtype("u4"))
+            index = self.special[operand.name]
             return index, _view(self.types[index], wanted)
         if isinstance(operand, Negated):
             return operand.register.index, np.logical_not

@@ -17,7 +17,7 @@ from mqa.cuda.tensor_map import ADDRESS_BYTES, DESCRIPTOR_BYTES, TensorMap
 from mqa.emulator.alu import Binder, fail
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
-from mqa.emulator.memory import PARAM_START, RANK_SHIFT, WINDOWS, Shared
+from mqa.emulator.memory import PARAM_START, POISON, RANK_SHIFT, WINDOWS, Shared
 from mqa.emulator.parser import Address, Instruction
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
@@ -67,16 +67,19 @@ class Tile:
 
     def __init__(self, warp: Warp, map: TensorMap, address: int, corner: list[int]) -> None:
         self.warp, self.map, self.address, self.corner = warp, map, address, corner
-        self.row_bytes = map.box[0] * map.element_bytes
+        self.row_bytes = map.bytes(map.box[0])
         self.rows = int(np.prod(map.box[1:], dtype=np.int64))
         self.bytes = self.rows * self.row_bytes
-        first = corner[0] * map.element_bytes
-        if first % ADDRESS_BYTES:
+        step = map.box[0] if map.padded else map.elements(ADDRESS_BYTES)
+        if corner[0] % step:
             raise Finding(
                 Kind.MISALIGNED,
-                f"tile of {map.tensor} at byte {first} of a row, expected a multiple of 16",
+                f"tile of {map.tensor} at byte {map.bytes(corner[0])} of a row, expected a "
+                f"multiple of {map.bytes(step)}",
             )
-        self.first = first
+        self.first = map.bytes(corner[0])
+        self.line_bytes = 2 * self.row_bytes if map.padded else self.row_bytes
+        """Of a row in shared memory."""
 
     def __str__(self) -> str:
         return f"tile of {self.map.tensor} at {self.corner}"
@@ -94,7 +97,7 @@ class Tile:
 
     def _columns(self) -> tuple[int, int]:
         """Bytes [from, to) of a row of the box that exist."""
-        width = self.map.shape[0] * self.map.element_bytes
+        width = self.map.bytes(self.map.shape[0])
         low = min(max(-self.first, 0), self.row_bytes)
         return low, max(min(width - self.first, self.row_bytes), low)
 
@@ -106,7 +109,7 @@ class Tile:
         return exists, starts, low, high
 
     def load(self) -> Array:
-        """The box's bytes, [rows, row bytes], zero outside the tensor."""
+        """The box's bytes in shared memory, [rows, line bytes], zero outside the tensor."""
         box = np.zeros((self.rows, self.row_bytes), np.uint8)
         exists, starts, low, high = self._global()
         if len(starts) and high > low:
@@ -117,28 +120,35 @@ class Tile:
             view = buffer.data.view("c16") if wide == 16 else buffer.data
             index = (starts - buffer.origin)[:, None] // wide + np.arange((high - low) // wide)
             box[exists, low:high] = view[index].view(np.uint8).reshape(len(starts), -1)
-        return box
+        if not self.map.padded:
+            return box
+        halves = box.reshape(-1, 1, 8)
+        return np.concatenate([halves, np.full_like(halves, POISON)], axis=1)
 
-    def store(self, box: Array) -> None:
-        """Write the part of the box that exists."""
+    def store(self, box: Array, change: Callable[[Array, Array], Array] | None = None) -> None:
+        """Write the part of the box that exists, in whole 16-byte chunks at its inner end, or
+        what `change` makes of what is there and of the box."""
         exists, starts, low, high = self._global()
         memory = self.warp.cta.machine.memory
+        if high > low:
+            high = min(-(-high // ADDRESS_BYTES) * ADDRESS_BYTES, self.row_bytes)
         for start, row in zip(starts.tolist(), box[exists, low:high], strict=True):
             if high > low:
-                memory.range(start, high - low, str(self))[:] = row
+                target = memory.range(start, high - low, str(self))
+                target[:] = change(target, row) if change else row
 
     def places(self, target: int, shared: Shared) -> Array:
         """Offset in shared memory of each 16-byte chunk of the box."""
-        pitch = self.map.swizzle or self.row_bytes
+        pitch = self.map.swizzle or self.line_bytes
         if target % TILE_ALIGN:
             raise Finding(
                 Kind.MISALIGNED, f"{self} goes to {target:#x}, expected a multiple of {TILE_ALIGN}"
             )
         row = np.arange(self.rows)[:, None] * pitch
-        chunks = target + row + np.arange(0, self.row_bytes, 16)
+        chunks = target + row + np.arange(0, self.line_bytes, 16)
         shared.check(np.array([target]), 1, str(self))
         shared.check(
-            np.array([target + (self.rows - 1) * pitch + self.row_bytes - 1]), 1, str(self)
+            np.array([target + (self.rows - 1) * pitch + self.line_bytes - 1]), 1, str(self)
         )
         offsets: Array = swizzled(chunks, self.map.swizzle).ravel() - shared.start
         return offsets
@@ -149,7 +159,7 @@ def _words(chunks: Array) -> Array:
     return (chunks[:, None] // 4 + np.arange(4)).ravel()
 
 
-def _copy_in(
+def copy_in(
     cta: Cta,
     name: str,
     read: Callable[[], Array],
@@ -171,7 +181,7 @@ def _copy_in(
     cta.machine.issue(Operation(name, act))
 
 
-def _targets(warp: Warp, target: int, barrier: int, multicast: int | None) -> Any:
+def targets_of(warp: Warp, target: int, barrier: int, multicast: int | None) -> Any:
     """CTAs that get a copy, with the address in each and its barrier."""
     if multicast is None:
         rank = target >> RANK_SHIFT
@@ -215,11 +225,11 @@ def tensor_copy(b: Binder, at: Instruction) -> Effect:
             chosen = int(cast(warp)[lane]) if cast else None
             targets = [
                 (cta.shared, tile.places(place, cta.shared), found)
-                for cta, place, found in _targets(
+                for cta, place, found in targets_of(
                     warp, int(target(warp)[lane]), int(barrier(warp)[lane]), chosen
                 )
             ]
-            _copy_in(warp.cta, str(tile), tile.load, targets, tile.bytes)
+            copy_in(warp.cta, str(tile), tile.load, targets, tile.bytes)
 
     return run
 
@@ -242,6 +252,17 @@ def _tensor_operand(b: Binder, operand: Any, at: Instruction, rank: int) -> tupl
 
 
 def _tensor_store(b: Binder, at: Instruction, rank: int) -> Effect:
+    return tensor_out(b, at, rank, lambda tile: None)
+
+
+Change = Callable[[Array, Array], Array]
+"""Bytes that are there and bytes that come, to bytes."""
+
+
+def tensor_out(
+    b: Binder, at: Instruction, rank: int, change_for: Callable[[Tile], Change | None]
+) -> Effect:
+    """A tile from shared memory to global: a store, or a reduction by what `change_for` gives."""
     where, corner = _tensor_operand(b, at.operands[0], at, rank)
     source = addresses(b, at.operands[1], at, "u32")
 
@@ -251,15 +272,16 @@ def _tensor_store(b: Binder, at: Instruction, rank: int) -> Effect:
             tile = _tile(warp, map, address, [int(read(warp)[lane]) for read in corner])
             if min(tile.corner) < 0:
                 raise Finding(Kind.OUT_OF_BOUNDS, f"{tile} is stored, expected coordinates >= 0")
-            shared = warp.cta.shared
-            chunks = tile.places(int(source(warp)[lane]), shared)
-            _copy_out(warp, lane, str(tile), chunks, _into_tile(tile))
+            if map.padded:
+                raise Finding(Kind.DESCRIPTOR, f"{tile} is stored, and its type is padded")
+            chunks = tile.places(int(source(warp)[lane]), warp.cta.shared)
+            _copy_out(warp, lane, str(tile), chunks, _into_tile(tile, change_for(tile)))
 
     return run
 
 
-def _into_tile(tile: Tile) -> Callable[[Array], None]:
-    return lambda data: tile.store(data.reshape(tile.rows, tile.row_bytes))
+def _into_tile(tile: Tile, change: Change | None) -> Callable[[Array], None]:
+    return lambda data: tile.store(data.reshape(tile.rows, tile.row_bytes), change)
 
 
 def _copy_out(
@@ -278,7 +300,7 @@ def _copy_out(
     warp.cta.machine.issue(operation)
 
 
-def _check_bulk(place: int, other: int, size: int) -> None:
+def check_bulk(place: int, other: int, size: int) -> None:
     if place % 16 or other % 16 or size % 16 or size <= 0:
         raise Finding(
             Kind.MISALIGNED,
@@ -302,15 +324,15 @@ def bulk_copy(b: Binder, at: Instruction) -> Effect:
         for lane in np.flatnonzero(lanes(mask)):
             place, origin = int(target(warp)[lane]), int(source(warp)[lane])
             size, chosen = int(sizes(warp)[lane]), int(cast(warp)[lane]) if cast else None
-            _check_bulk(place, origin, size)
+            check_bulk(place, origin, size)
             name = f"bulk copy of {size} bytes to shared address {place:#x}"
             targets = []
-            for cta, offset, found in _targets(warp, place, int(barrier(warp)[lane]), chosen):
+            for cta, offset, found in targets_of(warp, place, int(barrier(warp)[lane]), chosen):
                 cta.shared.words(offset, size)
                 chunks = np.arange(offset, offset + size, 16) - cta.shared.start
                 targets.append((cta.shared, chunks, found))
             read = _reader(warp, origin, size, name, from_shared=from_shared)
-            _copy_in(warp.cta, name, read, targets, size)
+            copy_in(warp.cta, name, read, targets, size)
 
     return run
 
@@ -318,8 +340,13 @@ def bulk_copy(b: Binder, at: Instruction) -> Effect:
 def _reader(
     warp: Warp, origin: int, size: int, name: str, *, from_shared: bool
 ) -> Callable[[], Array]:
-    if not from_shared:
-        return lambda: warp.cta.machine.memory.range(origin, size, name)
+    if from_shared:
+        return shared_reader(warp, origin, size, name)
+    return lambda: warp.cta.machine.memory.range(origin, size, name)
+
+
+def shared_reader(warp: Warp, origin: int, size: int, name: str) -> Callable[[], Array]:
+    """What reads bytes of a CTA's own shared memory once, when the operation completes."""
     shared = warp.cta.shared
     words = shared.words(origin, size)
     shared.acquire(words, name, writes=False)
@@ -332,6 +359,11 @@ def _reader(
 
 
 def _bulk_store(b: Binder, at: Instruction) -> Effect:
+    return bulk_out(b, at, None)
+
+
+def bulk_out(b: Binder, at: Instruction, change: Change | None) -> Effect:
+    """Bytes from shared memory to global: a store, or a reduction by `change`."""
     target, source = (addresses(b, operand, at, "u64") for operand in at.operands[:2])
     sizes = values(b, at.operands[2], "u32", at)
 
@@ -339,19 +371,20 @@ def _bulk_store(b: Binder, at: Instruction) -> Effect:
         for lane in np.flatnonzero(lanes(mask)).tolist():
             place, origin = int(target(warp)[lane]), int(source(warp)[lane])
             size = int(sizes(warp)[lane])
-            _check_bulk(place, origin, size)
-            name = f"bulk store of {size} bytes"
+            check_bulk(place, origin, size)
+            name = f"bulk {'reduction' if change else 'store'} of {size} bytes"
             into = warp.cta.machine.memory.range(place, size, name)
             warp.cta.shared.words(origin, size)
             chunks = np.arange(origin, origin + size, 16) - warp.cta.shared.start
-            _copy_out(warp, lane, name, chunks, _into(into))
+            _copy_out(warp, lane, name, chunks, _into(into, change))
 
     return run
 
 
-def _into(target: Array) -> Callable[[Array], None]:
+def _into(target: Array, change: Change | None) -> Callable[[Array], None]:
     def write(data: Array) -> None:
-        target[:] = data
+        given = data.reshape(-1)
+        target[:] = change(target, given) if change else given
 
     return write
 

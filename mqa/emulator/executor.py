@@ -162,7 +162,10 @@ def _launch(
             constants.data[first : first + len(data)] = np.frombuffer(data, np.uint8)
         memory.add_buffer(constants)
     shape, threads = _three(grid), _three(block)
-    size = cluster or program.entry.directives.get("reqnctapercluster", (1,))[0]
+    along, *others = program.entry.directives.get("reqnctapercluster", (1,))
+    if any(other > 1 for other in others):
+        raise ValueError(f"clusters of {(along, *others)} CTAs, expected all along x")
+    size = cluster or along
     _check_launch(program, shape, threads, size, smem_bytes)
     machine = Machine(
         program,
@@ -237,7 +240,11 @@ def _argument(
     if value is None:
         return bytes(size)
     if isinstance(value, BoundMap):
-        maps[len(maps)] = (value.map, _add(memory, value.map.tensor, value.tensor))
+        address = _add(memory, value.map.tensor, value.tensor)
+        if address % value.map.address_bytes:
+            expected = f"a multiple of {value.map.address_bytes}"
+            raise ValueError(f"{value.map.tensor} is at {address:#x}, expected {expected}")
+        maps[len(maps)] = value.map, address
         return encode_map(len(maps) - 1)
     if isinstance(value, Tensor | np.ndarray):
         return struct.pack("<Q", _add(memory, name, value))

@@ -77,6 +77,23 @@ class RegistersWait(Wait):
         return f"{self.more} registers, of which {REGISTERS_OF_CTA - self.cta.registers} are free"
 
 
+SMS = 132
+"""Multiprocessors of an H200."""
+
+
+def _lane_masks(lane: Array) -> dict[str, Array]:
+    """Which lanes are below a thread's, above it and so on, as bits."""
+    one = np.uint32(1) << lane
+    below = one - np.uint32(1)
+    return {
+        "%lanemask_eq": one,
+        "%lanemask_lt": below,
+        "%lanemask_le": below | one,
+        "%lanemask_gt": ~(below | one),
+        "%lanemask_ge": ~below,
+    }
+
+
 class Cta:
     """Shared memory, barriers and warps of one block."""
 
@@ -116,21 +133,39 @@ class Cta:
         known: dict[str, Any] = {
             "%laneid": lane,
             "%warpid": warp.index,
+            "%nwarpid": -(-self.threads // LANES),
             "%tid.x": thread % x,
             "%tid.y": thread // x % y,
             "%tid.z": thread // (x * y),
-            "%cluster_ctarank": self.rank,
-            "%cluster_nctarank": len(self.cluster) or self.machine.cluster,
-            "%lanemask_lt": (np.uint32(1) << lane) - np.uint32(1),
+            **self._of_cluster(where),
+            **_lane_masks(lane),
+            "%smid": self.index % SMS,
+            "%nsmid": SMS,
+            "%dynamic_smem_size": self.machine.dynamic_shared,
+            "%total_smem_size": self.shared.end - self.shared.start,
         }
         for axis, name in enumerate("xyz"):
             known[f"%ctaid.{name}"] = where[axis]
             known[f"%nctaid.{name}"] = grid[axis]
             known[f"%ntid.{name}"] = self.machine.block[axis]
         for name, place in self.machine.program.binder.special.items():
-            if name not in known:
-                raise Finding(Kind.LAUNCH, f"special register {name} is not modelled")
             warp.registers[place] = np.broadcast_to(np.uint32(known[name]), LANES).copy()
+
+    def _of_cluster(self, where: tuple[int, int, int]) -> dict[str, int]:
+        """Special registers of the cluster, whose CTAs lie along x."""
+        size, grid = self.machine.cluster, self.machine.grid
+        known = {
+            "%cluster_ctarank": self.rank,
+            "%cluster_nctarank": size,
+            "%is_explicit_cluster": int(size > 1),
+        }
+        for axis, name in enumerate("xyz"):
+            along = size if axis == 0 else 1
+            known[f"%clusterid.{name}"] = where[axis] // along
+            known[f"%nclusterid.{name}"] = grid[axis] // along
+            known[f"%cluster_ctaid.{name}"] = self.rank if axis == 0 else 0
+            known[f"%cluster_nctaid.{name}"] = along
+        return known
 
     def named(self, number: int) -> NamedBarrier:
         if not 0 <= number < 16:

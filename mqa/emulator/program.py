@@ -50,6 +50,15 @@ def effect(*names: str) -> Callable[[Any], Any]:
     return register
 
 
+def key_of(opcode: str) -> str | None:
+    """The name under which an opcode is known, of `ALU`, `EFFECTS` or `Program.CONTROL`."""
+    parts = opcode.split(".")
+    if parts[0] in Program.CONTROL or parts[0] in ALU:
+        return parts[0]
+    starts = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((start for start in starts if start in EFFECTS), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """An instruction that may do more than change registers."""
@@ -108,9 +117,12 @@ def _lay_out(module: Module, entry: Entry) -> Layout:
 class Program:
     """An entry, ready to be executed by warps."""
 
+    CONTROL = ("bra", "ret", "exit")
+    """Opcodes that change where a warp goes on, and nothing else."""
+
     def __init__(self, module: Module, entry: Entry) -> None:
         # They register what they bind.
-        from mqa.emulator import engines, memory_access, sync, wgmma  # noqa: F401
+        from mqa.emulator import engines, memory_access, reductions, sync, wgmma  # noqa: F401
 
         self.module, self.entry = module, entry
         self.layout = _lay_out(module, entry)
@@ -143,12 +155,10 @@ class Program:
         if base in ALU:
             function = ALU[base](self.binder, at)
             return function if predicate is None else self._guarded(at, function, predicate)
-        parts = at.opcode.split(".")
-        for length in range(len(parts), 0, -1):
-            found = EFFECTS.get(".".join(parts[:length]))
-            if found is not None:
-                return Step(found(self.binder, at), predicate)
-        fail(at, "this instruction is not modelled")
+        name = key_of(at.opcode)
+        if name is None:
+            fail(at, "this instruction is not modelled")
+        return Step(EFFECTS[name](self.binder, at), predicate)
 
     def _predicate(self, at: Instruction) -> tuple[int, bool] | None:
         if at.predicate is None:

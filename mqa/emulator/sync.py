@@ -45,6 +45,10 @@ class MBarrier:
         """Whether the phase of that parity is over, as far as one bit tells."""
         return self.phase & 1 != parity
 
+    def token(self) -> int:
+        """The phase and its arrivals to come, as a thread gets them that arrives."""
+        return (self.phase & 0xFFFFFFFF) | self.pending << 32
+
     def expect(self, size: int) -> None:
         self.bytes += size
         self._check_bytes()
@@ -139,13 +143,16 @@ def mbarrier_inval(b: Binder, at: Instruction) -> Effect:
     return run
 
 
-@effect("mbarrier.arrive")
+@effect("mbarrier.arrive", "mbarrier.arrive_drop")
 def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
-    known = {"arrive", "expect_tx", "shared", "shared::cta", "shared::cluster", "b64"}
+    """arrive_drop also takes its arrivals from all later phases; noComplete must not end one."""
+    known = {"arrive", "arrive_drop", "noComplete", "expect_tx", "shared", "shared::cta", "b64"}
+    known |= {"shared::cluster"}
     known |= {"release", "relaxed", "cta", "cluster"}
     if not known.issuperset(at.parts[1:]):
         fail(at, "this form is not modelled")
-    expects = "expect_tx" in at.parts
+    expects, drops = "expect_tx" in at.parts, at.parts[1] == "arrive_drop"
+    ends = "noComplete" not in at.parts
     token, place, *rest = at.operands
     where = addresses(b, place, at, "b64")
     amount = values(b, rest[0], "u32", at) if rest else None
@@ -159,12 +166,30 @@ def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
         threads = np.flatnonzero(lanes(mask))
         for lane, address, value in zip(threads, _each(where(warp), mask), amounts, strict=True):
             barrier = barrier_at(warp, address)
-            tokens[lane] = barrier.phase
+            tokens[lane] = barrier.token()
             if expects:
                 barrier.expect(value)
-            barrier.arrive(1 if expects else value)
+            count = 1 if expects else value
+            if drops:
+                barrier.expected -= count
+            if not ends and count == barrier.pending and barrier.bytes == 0:
+                raise Finding(Kind.BARRIER, f"{at.opcode} ends a phase of {barrier}")
+            barrier.arrive(count)
         if dest is not None:
             warp.write(dest[0], tokens, mask)
+
+    return run
+
+
+@effect("mbarrier.pending_count")
+def mbarrier_pending_count(b: Binder, at: Instruction) -> Effect:
+    """Arrivals to come that a token tells."""
+    place, cast = b.dest(at.operands[0], "b32", at)
+    token = values(b, at.operands[1], "b64", at)
+
+    def run(warp: Warp, mask: int) -> None:
+        count = (token(warp) >> np.uint64(32)).astype(np.uint32)
+        warp.write(place, cast(count) if cast else count, mask)
 
     return run
 

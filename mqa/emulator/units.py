@@ -7,7 +7,8 @@ sums rounded once to nearest even. They are exact where nothing is rounded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class Form:
     """The types of one product."""
 
     name: str
-    """Short for the types: of operands that differ both, and what is not a float32 sum."""
+    """Of the operands' types, and of the sums' if that is not float32."""
     a: str
     b: str
     sums: str
@@ -90,30 +91,37 @@ class Form:
         return np.where(nan, CANONICAL_NAN_F32, bits) if np.count_nonzero(nan) else bits
 
 
+_MODELS = {
+    ("e4m3", "e4m3"): HOPPER_FP8,
+    ("e5m2", "e5m2"): HOPPER_E5M2,
+    ("e4m3", "e5m2"): replace(HOPPER_FP8, confirmed=False, k_min_exponent=-14),
+    ("e5m2", "e4m3"): replace(HOPPER_E5M2, k_min_exponent=-6),
+    ("bf16", "bf16"): HOPPER_BF16,
+    ("f16", "f16"): HOPPER_F16,
+    ("tf32", "tf32"): HOPPER_TF32,
+}
+
+
 def _forms() -> dict[str, Form]:
     """By the three types that an opcode ends with: sums, A, B."""
-    models = {"e4m3": HOPPER_FP8, "e5m2": HOPPER_E5M2, "bf16": HOPPER_BF16, "f16": HOPPER_F16}
-    models |= {"tf32": HOPPER_TF32}
     found = {}
-    for kind, model in models.items():
-        found[f"f32.{kind}.{kind}"] = Form(kind, kind, kind, "f32", model.k, model)
-        if kind not in ("bf16", "tf32"):
-            half = HalfSums(model.bits, model.k, model.min_exponent)
-            found[f"f16.{kind}.{kind}"] = Form(f"f16 of {kind}", kind, kind, "f16", model.k, half)
-    for a in ("s8", "u8"):
-        for b in ("s8", "u8"):
-            name = f"s32.{a}.{b}"
-            found[name] = Form(name, a, b, "s32", 32, None)
-            found[f"{name}.satfinite"] = Form(f"{name}.satfinite", a, b, "s32", 32, None, True)
+    for (a, b), model in _MODELS.items():
+        name = a if a == b else f"{a} and {b}"
+        found[f"f32.{a}.{b}"] = Form(name, a, b, "f32", model.k, model)
+        if a not in ("bf16", "tf32"):
+            half = HalfSums(model.bits, model.k, model.min_exponent, False, model.k_min_exponent)
+            found[f"f16.{a}.{b}"] = Form(f"f16 of {name}", a, b, "f16", model.k, half)
+    for a, b in itertools.product(_INTEGERS, _INTEGERS):
+        name = f"s32.{a}.{b}"
+        found[name] = Form(name, a, b, "s32", 32, None)
+        found[f"{name}.satfinite"] = Form(f"{name}.satfinite", a, b, "s32", 32, None, True)
     return found
 
 
+_INTEGERS = {"s8": np.int8, "u8": np.uint8}
 OPCODES = _forms()
 """By the end of an opcode: types of the sums, of A and of B."""
 FORMS = {form.name: form for form in OPCODES.values()}
-
-
-_INTEGERS = {"s8": np.int8, "u8": np.uint8}
 
 
 def decode(raw: bytes, rows: int, kind: str) -> tuple[Array, int]:

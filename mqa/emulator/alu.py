@@ -94,7 +94,7 @@ class Binder:
                 self.special[operand.name] = self._new(np.dtype("u4"))
             index = self.special[operand.name]
             return index, _view(self.types[index], wanted)
-        if isinstance(operand, Negated):
+        if isinstance(operand, Negated) and kind == "pred":
             return operand.register.index, np.logical_not
         fail(at, f"operand {operand} is not a value of type {kind}")
 
@@ -605,7 +605,17 @@ def _copy(b: Binder, target: Register, value: Register) -> Function:
     return run
 
 
+def _check_parts(at: Instruction, whole: Vector, kind: str) -> None:
+    """Parts of a register have equal sizes that make the whole."""
+    count = len(whole.parts)
+    size = BYTES[kind] // count if count in (2, 4) else 0
+    for part in whole.parts:
+        if size == 0 or (isinstance(part, Register) and BYTES[part.type] != size):
+            fail(at, f"{whole} are no parts of {8 * BYTES[kind]} bits")
+
+
 def _pack(b: Binder, at: Instruction, value: Vector, to: Operand, kind: str) -> Function:
+    _check_parts(at, value, kind)
     part = f"b{8 * BYTES[kind] // len(value.parts)}"
     sources = [b.source(x, part, at) for x in value.parts]
 
@@ -616,6 +626,7 @@ def _pack(b: Binder, at: Instruction, value: Vector, to: Operand, kind: str) -> 
 
 
 def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -> Function:
+    _check_parts(at, to, kind)
     bits = 8 * BYTES[kind] // len(to.parts)
     whole = f"b{8 * BYTES[kind]}"
     source, cast = b.source(value, whole, at)

@@ -447,6 +447,8 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
     )
     size = number(at.operands[2], at)
     amount = values(b, at.operands[3], "u32", at) if len(at.operands) > 3 else None
+    if len(at.operands) > 3 and getattr(at.operands[3], "type", "") == "pred":
+        fail(at, "a predicate that ignores the source is not modelled")
     if size not in (4, 8, 16):
         fail(at, f"{size} bytes, expected 4, 8 or 16")
 

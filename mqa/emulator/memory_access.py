@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _HINTS = {"nc", "relaxed", "acquire", "release", "weak", "volatile", "gpu", "cta", "cluster", "sys"}
 _HINTS |= {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::no_allocate", "L1::evict_last"}
 _HINTS |= {"L2::64B", "L2::128B", "L2::256B", "global", "v2", "v4"}
+_ORDERS = {"", "relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "cluster", "sys"}
+_ORDERS |= {"global", "shared", "shared::cta", "shared::cluster"}
 _SPACES = ("global", "shared", "local", "param", "const", "shared::cta", "shared::cluster")
 
 
@@ -174,33 +176,51 @@ _ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
     "or": lambda old, new: old | new,
     "xor": lambda old, new: old ^ new,
     "exch": lambda old, new: new,
+    "inc": lambda old, limit: 0 if old >= limit else old + 1,
+    "dec": lambda old, limit: limit if old == 0 or old > limit else old - 1,
+}
+_ATOMIC_TYPES = {
+    "add": ("u32", "u64", "s32", "f32", "f64"),
+    "exch": ("b32", "b64"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64")),
+    **dict.fromkeys(("and", "or", "xor", "cas"), ("b32", "b64")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
 }
 
 
 @effect("atom", "red")
 def atom(b: Binder, at: Instruction) -> Effect:
     """Thread after thread, in the order of their numbers."""
-    *rest, name, kind = at.parts[1:]
+    *rest, name, kind = ("", "", *at.parts[1:])
     space = next((part for part in rest if part in _SPACES), "")
-    returns = at.parts[0] == "atom"
-    if name not in _ATOMIC or any(part not in _HINTS | set(_SPACES) for part in rest):
+    returns, compares = at.parts[0] == "atom", name == "cas"
+    if kind not in _ATOMIC_TYPES.get(name, ()) or not _ORDERS.issuperset(rest):
         fail(at, "this form is not modelled")
-    change, size, dtype = _ATOMIC[name], BYTES[kind], DTYPES[kind]
+    if compares and not returns:
+        fail(at, "cas without a result is not modelled")
+    expected = 2 + returns + compares
+    if len(at.operands) != expected:
+        fail(at, f"{len(at.operands)} operands, expected {expected}")
+    change, size, dtype = _ATOMIC.get(name), BYTES[kind], DTYPES[kind]
     operands = at.operands[1:] if returns else at.operands
-    where, given = addresses(b, operands[0], at, kind), values(b, operands[1], kind, at)
+    where = addresses(b, operands[0], at, kind)
+    given = [values(b, operand, kind, at) for operand in operands[1 : 3 if compares else 2]]
     dest = b.dest(at.operands[0], kind, at) if returns else None
 
     def run(warp: Warp, mask: int) -> None:
-        places, new = where(warp), given(warp)
+        places, new = where(warp), [read(warp) for read in given]
         before = np.zeros(32, dtype)
         for lane in np.flatnonzero(lanes(mask)):
             here = places[lane : lane + 1]
             (bits,) = load(warp, space, here, size, 1, 1 << int(lane))
             before[lane] = old = bits.view(dtype)[0]
-            limit = 1 << 8 * size
-            result = change(old.item(), new[lane].item())
+            values = [x[lane].item() for x in new]
+            if change is not None:
+                result = change(old.item(), values[0])
+            else:
+                result = values[1] if old.item() == values[0] else old.item()
             if dtype.kind in "iu":
-                result = np.array(result % limit, f"u{size}").reshape(1)
+                result = np.array(result % (1 << 8 * size), f"u{size}").reshape(1)
             else:
                 result = np.array([result], dtype).view(f"u{size}")
             store(warp, space, here, size, [result], 1 << int(lane))

@@ -33,6 +33,9 @@ class Register:
     name: str
     type: str
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
@@ -41,6 +44,11 @@ class Immediate:
     float_bits: int = 0
     """Width of a float literal: 32 or 64; 0 for an integer."""
 
+    def __str__(self) -> str:
+        digits = f"{self.value:0{self.float_bits // 4}X}"
+        prefix = {0: "", 32: "0f", 64: "0d"}[self.float_bits]
+        return prefix + digits if prefix else str(self.value)
+
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
@@ -48,10 +56,16 @@ class Symbol:
 
     name: str
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Vector:
     parts: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return f"{{{', '.join(map(str, self.parts))}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +75,18 @@ class Pair:
     first: Operand
     second: Operand
 
+    def __str__(self) -> str:
+        return f"{self.first}|{self.second}"
+
 
 @dataclass(frozen=True, slots=True)
 class Negated:
     """`!p`."""
 
     register: Register
+
+    def __str__(self) -> str:
+        return f"!{self.register}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +96,11 @@ class Address:
     base: Register | Symbol | Immediate
     offset: int = 0
     coordinates: tuple[Operand, ...] = ()
+
+    def __str__(self) -> str:
+        offset = f"{self.offset:+}" if self.offset else ""
+        inner = f", {Vector(self.coordinates)}" if self.coordinates else ""
+        return f"[{self.base}{offset}{inner}]"
 
 
 Operand = Register | Immediate | Symbol | Vector | Pair | Negated | Address
@@ -161,7 +186,8 @@ _VARIABLE = re.compile(
     r"(?P<rest>[^=]*)(?:=(?P<initial>.*))?\Z",
     re.DOTALL,
 )
-_NAME_AND_SIZE = re.compile(r"([\w$%]+)\s*((?:\[\s*\d*\s*\]\s*)*)\Z")
+_NAME_AND_SIZE = re.compile(r"(?<![.\w$%])([\w$%]+)\s*((?:\[\s*\d*\s*\]\s*)*)\Z")
+_NAME = re.compile(r"[\w$%]+\Z")
 _RANGE = re.compile(r"(.*?)<(\d+)>\Z")
 _NUMBERED = re.compile(r"(.*?)(\d+)\Z")
 _FLOAT = re.compile(r"0[fF]([0-9a-fA-F]{8})\Z|0[dD]([0-9a-fA-F]{16})\Z")
@@ -250,8 +276,7 @@ class _Parser:
 
     def _resolve_branches(self) -> None:
         for instruction, scope in self.branches:
-            operand = instruction.operands[0]
-            name = operand.name if isinstance(operand, Symbol) else str(operand)
+            name = ", ".join(map(str, instruction.operands))
             place = next((s.labels[name] for s in scope.chain() if name in s.labels), None)
             if place is None:
                 raise PtxError(f"PTX line {instruction.line}: label {name} is not defined")
@@ -264,7 +289,11 @@ class _Parser:
         if word in _LINE_DIRECTIVES:
             found = self.text.find("\n", self.at)
             end = len(self.text) if found < 0 else found
-            self._line_directive(word, self.text[self.at : end])
+            text = self.text[self.at : end]
+            try:
+                self._line_directive(word, text)
+            except (IndexError, ValueError):
+                self._fail(f"{text.strip()!r} is malformed")
             self.at = end
         elif word == "section":
             self._take("}")
@@ -276,7 +305,9 @@ class _Parser:
             self._declaration()
 
     def _line_directive(self, word: str, text: str) -> None:
-        if word == "target":
+        if word == "version":
+            float(text.split()[1])
+        elif word == "target":
             self.module.target = text.split()[1].rstrip(",")
         elif word == "file":
             number, path = text.split(maxsplit=2)[1:]
@@ -285,19 +316,23 @@ class _Parser:
             numbers = text.split()[1:3]
             self.source = (int(numbers[0]), int(numbers[1]))
         elif word in _LAUNCH_DIRECTIVES and self.entry is not None:
-            self.entry.directives[word] = tuple(map(int, re.findall(r"\d+", text)))
+            self.entry.directives[word] = tuple(
+                int(x) for x in text.split(maxsplit=1)[1].split(",")
+            )
 
     def _registers(self, text: str) -> None:
         if self.scope is None:
             self._fail(".reg outside an entry")
             return
-        _, kind, names = text.split(maxsplit=2)
-        for name in names.split(","):
-            ranged = _RANGE.match(name.strip())
+        _, kind, names = (*text.split(maxsplit=2), "", "")[:3]
+        for name in (part.strip() for part in names.split(",")):
+            ranged = _RANGE.match(name)
+            if kind[1:] not in BYTES or not _NAME.match(ranged[1].strip() if ranged else name):
+                self._fail(f"{text.strip()!r} declares no registers known")
             if ranged:
                 self.scope.ranges[ranged[1].strip()] = (int(ranged[2]), kind[1:])
             else:
-                self.scope.declared[name.strip()] = kind[1:]
+                self.scope.declared[name] = kind[1:]
 
     def _declaration(self) -> None:
         head = re.compile(r"(?:\.(?:visible|weak|extern)\s+)*\.(entry|func)\b")
@@ -333,7 +368,12 @@ class _Parser:
         kind = next((word[1:] for word in rest if word[1:] in BYTES), None)
         if found is None or named is None or kind is None:
             raise PtxError(f"PTX line {self._line()}: {text.strip()!r} is no declaration known")
-        align = int(rest[rest.index(".align") + 1]) if ".align" in rest else BYTES[kind]
+        align = BYTES[kind]
+        if ".align" in rest:
+            given = (*rest, "")[rest.index(".align") + 1]
+            if not given.isdigit():
+                raise PtxError(f"PTX line {self._line()}: {text.strip()!r} has no alignment known")
+            align = int(given)
         size = BYTES[kind]
         for extent in re.findall(r"\[\s*(\d*)\s*\]", named[2]):
             size *= int(extent or 0)
@@ -361,6 +401,9 @@ class _Parser:
 
     def _operand(self, text: str) -> Operand:
         text = text.strip()
+        closing = {"{": "}", "(": ")", "[": "]"}.get(text[:1], "")
+        if not text.endswith(closing):
+            raise PtxError(f"{text!r} is not closed")
         if text.startswith(("{", "(")):
             return Vector(tuple(self._operand(part) for part in _split(text[1:-1])))
         if text.startswith("["):
@@ -370,7 +413,7 @@ class _Parser:
             if not isinstance(register, Register):
                 raise PtxError(f"{text!r} negates what is no register")
             return Negated(register)
-        if "|" in text:
+        if text.count("|") == 1:
             first, second = text.split("|")
             return Pair(self._operand(first), self._operand(second))
         return _literal(text) or self._register(text) or Symbol(text)

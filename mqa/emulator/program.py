@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mqa.emulator import alu
+from mqa.emulator import alu, grammar
 from mqa.emulator.alu import ALU, Binder, Function, Registers, fail
 from mqa.emulator.memory import CONST_START, PARAM_START, SHARED_START
 from mqa.emulator.parser import (
@@ -146,25 +146,34 @@ class Program:
         return at.line, at.opcode, source
 
     def _bind(self, at: Instruction) -> Step | Function:
-        predicate = self._predicate(at)
-        base = at.parts[0]
-        if base == "bra":
-            return Step(_nothing, predicate, target=at.target)
-        if base in ("ret", "exit"):
-            return Step(_nothing, predicate, exits=True)
-        if base in ALU:
-            function = ALU[base](self.binder, at)
-            return function if predicate is None else self._guarded(at, function, predicate)
-        name = key_of(at.opcode)
-        if name is None:
+        key, predicate = key_of(at.opcode), self._predicate(at)
+        if key is None:
             fail(at, "this instruction is not modelled")
-        return Step(EFFECTS[name](self.binder, at), predicate)
+        grammar.check(at, key)
+        try:
+            return self._bind_known(at, key, predicate)
+        except IndexError:
+            fail(at, f"{len(at.operands)} operands are too few")
+
+    def _bind_known(
+        self, at: Instruction, key: str, predicate: tuple[int, bool] | None
+    ) -> Step | Function:
+        if key == "bra":
+            return Step(_nothing, predicate, target=at.target)
+        if key in self.CONTROL:
+            return Step(_nothing, predicate, exits=True)
+        if key in ALU:
+            function = ALU[key](self.binder, at)
+            return function if predicate is None else self._guarded(at, function, predicate)
+        return Step(EFFECTS[key](self.binder, at), predicate)
 
     def _predicate(self, at: Instruction) -> tuple[int, bool] | None:
         if at.predicate is None:
             return None
         negated = isinstance(at.predicate, Negated)
         register = at.predicate.register if isinstance(at.predicate, Negated) else at.predicate
+        if register.type != "pred":
+            fail(at, f"register {register.name} is declared .{register.type}, no predicate")
         return register.index, negated
 
     def _guarded(

@@ -215,6 +215,8 @@ def mbarrier_wait(b: Binder, at: Instruction) -> Effect:
     """try_wait suspends until the phase is over; test_wait answers at once."""
     by_parity, suspends = "parity" in at.parts, at.parts[1] == "try_wait"
     place, cast = b.dest(at.operands[0], "pred", at)
+    if cast is not None:
+        fail(at, f"{at.operands[0]} is no predicate")
     where = addresses(b, at.operands[1], at, "b64")
     phases = values(b, at.operands[2], "u32" if by_parity else "b64", at)
 
@@ -231,7 +233,7 @@ def mbarrier_wait(b: Binder, at: Instruction) -> Effect:
         # All threads of a fragment mostly ask the same; it goes on when the first one may.
         if suspends and len(waits) == mask.bit_count() and not warp.gives_up():
             return waits[0]
-        warp.write(place, cast(done) if cast else done, mask)
+        warp.write(place, done, mask)
         return None
 
     return run
@@ -390,6 +392,8 @@ REGISTERS_OF_CTA = 65536
 @effect("setmaxnreg")
 def setmaxnreg(b: Binder, at: Instruction) -> Effect:
     wanted = number(at.operands[0], at)
+    if at.parts[1] not in ("inc", "dec"):
+        fail(at, "expected .inc or .dec")
     if not 24 <= wanted <= 256 or wanted % 8:
         fail(at, f"{wanted} registers, expected a multiple of 8 from 24 to 256")
     grows = at.parts[1] == "inc"
@@ -444,6 +448,8 @@ def _members(b: Binder, operand: Operand, at: Instruction) -> Members:
 @effect("shfl.sync")
 def shfl(b: Binder, at: Instruction) -> Effect:
     mode = at.parts[2]
+    if mode not in ("up", "down", "bfly", "idx") or at.parts[3:] != ("b32",):
+        fail(at, "expected one of .up, .down, .bfly and .idx, and .b32")
     to = at.operands[0]
     result, valid = (to.first, to.second) if isinstance(to, Pair) else (to, None)
     dest = b.dest(result, "b32", at)
@@ -480,6 +486,8 @@ def shfl(b: Binder, at: Instruction) -> Effect:
 def vote(b: Binder, at: Instruction) -> Effect:
     mode = at.parts[2]
     kind = "b32" if mode == "ballot" else "pred"
+    if mode not in ("any", "all", "uni", "ballot") or at.parts[3:] != (kind,):
+        fail(at, "expected one of .any, .all and .uni with .pred, or .ballot with .b32")
     place, out = b.dest(at.operands[0], kind, at)
     flags = values(b, at.operands[1], "pred", at)
     members = _members(b, at.operands[2], at)
@@ -523,10 +531,14 @@ _REDUCE = {
 }
 
 
+_REDUX_TYPES = (("u32", "s32"), ("b32",))
+
+
 @effect("redux.sync")
 def redux(b: Binder, at: Instruction) -> Effect:
     name, kind = at.parts[2], at.parts[-1]
-    if name not in _REDUCE or kind not in ("u32", "s32", "b32"):
+    bitwise = name in ("and", "or", "xor")
+    if name not in _REDUCE or len(at.parts) != 4 or kind not in _REDUX_TYPES[bitwise]:
         fail(at, "this reduction is not modelled")
     reduce, dtype = _REDUCE[name], DTYPES[kind]
     place, out = b.dest(at.operands[0], kind, at)

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import test_isa
+import test_products
+import test_tensor_copies
 
-from mqa.emulator import alu, memory_access, sync, units
+from mqa.emulator import alu, memory_access, reductions, sync, units
 from mqa.emulator.program import EFFECTS, Program, key_of
 
 HERE = Path(__file__).resolve().parent
@@ -34,7 +37,10 @@ def strings() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def written() -> set[str]:
     """Opcodes with modifiers."""
-    return {found for text in strings() for found in _INSTRUCTION.findall(text)}
+    made = [case.body for case in test_isa.CASES] + test_products.TEXTS
+    made += [test_tensor_copies.reduce_text(*x) for x in test_tensor_copies.GLOBAL]
+    made += [test_tensor_copies.cluster_reduce_text(*x) for x in test_tensor_copies.SHARED_CASES]
+    return {found for text in (*strings(), *made) for found in _INSTRUCTION.findall(text)}
 
 
 def modes() -> Iterator[str]:
@@ -46,6 +52,9 @@ def modes() -> Iterator[str]:
     yield from (f"cvt.{rounding}" for rounding in alu._TO_INTEGER)
     yield from (f"shfl.sync.{mode}" for mode in ("idx", "up", "down", "bfly"))
     yield from (f"vote.sync.{mode}" for mode in ("any", "all", "uni", "ballot"))
+    for known, space in ((reductions.GLOBAL, "global"), (reductions.SHARED, "shared::cluster")):
+        for kind, names in known.items():
+            yield from (f"cp.reduce.async.bulk.{space}.{name}.{kind}" for name in names)
     yield from (f"wgmma.mma_async.{types}" for types in units.OPCODES)
 
 

@@ -50,7 +50,7 @@ SPECIAL = frozenset(
     {f"%{name}.{axis}" for axis in "xyz" for name in (*_AXES, "cluster_ctaid", "cluster_nctaid")}
     | {f"%lanemask_{which}" for which in ("eq", "le", "lt", "ge", "gt")}
     | {"%laneid", "%warpid", "%nwarpid", "%cluster_ctarank", "%cluster_nctarank", "%smid"}
-    | {"%nsmid", "%dynamic_smem_size", "%total_smem_size", "%is_explicit_cluster"}
+    | {"%nsmid", "%dynamic_smem_size", "%total_smem_size"}
 )
 """Special registers that a thread can read; there are no clocks."""
 

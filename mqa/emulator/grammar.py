@@ -189,7 +189,7 @@ def _check_size(at: Instruction, operand: Operand, size: int) -> None:
     """Registers have the size of the type, 0 for predicates."""
     register = operand.register if isinstance(operand, Negated) else operand
     if not isinstance(register, Register):
-        if isinstance(register, Symbol) and register.name.startswith("%") and size not in (4, 8, 2):
+        if isinstance(register, Symbol) and register.name.startswith("%") and size == 0:
             fail(at, f"{register.name} is no predicate")
         return
     have = 0 if register.type == "pred" else storage(register.type).itemsize

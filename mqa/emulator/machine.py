@@ -157,7 +157,6 @@ class Cta:
         known = {
             "%cluster_ctarank": self.rank,
             "%cluster_nctarank": size,
-            "%is_explicit_cluster": int(size > 1),
         }
         for axis, name in enumerate("xyz"):
             along = size if axis == 0 else 1

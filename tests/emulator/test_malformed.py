@@ -272,3 +272,9 @@ def test_too_few_and_too_many_operands_of_any_opcode_are_an_error(name: str, cou
     opcode = name if name in grammar._RULES else f"{name}{kind}"
     message = error_of(f"{opcode} {', '.join(['%r1'] * count)};")
     assert message.startswith(f"PTX line {LINE}: {opcode}: ")
+
+
+def test_clusters_along_another_axis_than_x_are_an_error() -> None:
+    text = kernel("", 0).replace("k(\n\n)", "k()\n.reqnctapercluster 1, 2, 1")
+    with pytest.raises(ValueError, match="expected all along x"):
+        run(text, "k", (1, 2), 32, [])

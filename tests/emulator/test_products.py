@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from ptx_kernels import Array, kernel
 
-from mqa.emulator import run
+from mqa.emulator import EmulationError, Kind, run
+from mqa.emulator.scheduler import SCHEDULES
 from mqa.emulator.units import FORMS, OPCODES, round_half, wrap
-from mqa.emulator.wgmma import _decoded, multiply
+from mqa.emulator.wgmma import Whole, _decoded, multiply
 
 RANDOM = np.random.default_rng(7)
 ROWS, COLUMNS = 64, 16
@@ -203,6 +204,48 @@ def test_a_product_of_whole_numbers_is_exact(product: Product) -> None:
     assert np.array_equal(product.sums(out), a @ b.T + 1)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("types", ["f32.bf16.bf16", "f16.f16.f16"])
+def test_registers_of_any_32_bits_own_sums_and_pass_them_on(types: str, schedule: str) -> None:
+    """Moved to .f32 and back before the wait, of which only the last register is stored."""
+    product = Product(types)
+    moves = "mov.b32 %f9, %r20;\nmov.f32 %f10, %f9;\nmov.b32 %r60, %f10;\n"
+    wait = "wgmma.wait_group.sync.aligned 0;\n"
+    text = product.text().replace(wait, moves + wait)
+    text = text.replace("[%rd19+0], %r20", "[%rd19+0], %r60")
+    a, b = (RANDOM.integers(-3, 4, (rows, 16)) for rows in (ROWS, COLUMNS))
+    image_a, image_b, words = product.operands(a, b)
+    out = np.zeros((product.registers, 128), np.uint32)
+    args = [out, np.concatenate([image_a, image_b]), words]
+    run(text, "k", 1, 128, args, schedule=schedule, seed=1)
+    assert np.array_equal(product.sums(out), a @ b.T + 1)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "kind"),
+    [
+        ("wgmma.fence.sync.aligned;\n", Kind.PRODUCT_FENCE),
+        ("fence.proxy.async.shared::cta;\n", Kind.PROXY_FENCE),
+    ],
+)
+def test_fences_that_are_left_out_are_found_unless_they_are_not_looked_for(
+    left_out: str, kind: Kind
+) -> None:
+    product = Product("f32.f16.f16")
+    a, b = (RANDOM.integers(-3, 4, (rows, 16)) for rows in (ROWS, COLUMNS))
+    image_a, image_b, words = product.operands(a, b)
+    out = np.zeros((product.registers, 128), np.uint32)
+    args = [out, np.concatenate([image_a, image_b]), words]
+    text = product.text().replace(left_out, "")
+    with pytest.raises(EmulationError) as caught:
+        run(text, "k", 1, 128, args)
+    assert caught.value.report.kind is kind
+    run(text, "k", 1, 128, args, ignore=[kind])
+    assert np.array_equal(product.sums(out), a @ b.T + 1)
+    with pytest.raises(ValueError, match="ignore has RACE, expected fences alone"):
+        run(text, "k", 1, 128, args, ignore=[kind, Kind.RACE])
+
+
 def test_an_assembler_takes_these_kernels(assembles: Any) -> None:
     assembles(TEXTS)
 
@@ -240,3 +283,19 @@ def test_integer_sums_wrap_or_saturate() -> None:
     sums = np.array([2.0**31 - 1, 2.0**31, -(2.0**31) - 1, 5.0])
     assert wrap(sums, saturates=False).tolist() == [2**31 - 1, -(2**31), 2**31 - 1, 5]
     assert wrap(sums, saturates=True).tolist() == [2**31 - 1, 2**31 - 1, -(2**31), 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [("bf16", 2.0**70, np.inf), ("f16 of f16", 2.0**8, np.inf), ("f16", 2.0**8, 2.0**20)],
+)
+def test_sums_beyond_the_largest_number_are_infinite(
+    name: str, value: float, wanted: float
+) -> None:
+    form = FORMS[name]
+    a, b = (encoded(np.full((rows, 16), value), form.a) for rows in (ROWS, 8))
+    first, second = _decoded(a.tobytes(), ROWS, form.a), _decoded(b.tobytes(), 8, form.b)
+    assert form.model is not None
+    # The short way, for sums that need no rounding, is not taken where one may be too large.
+    assert (Whole().with_products(first, second, form.model) is None) == np.isinf(wanted)
+    assert (multiply(first, second, None, name).astype(np.float32) == wanted).all()

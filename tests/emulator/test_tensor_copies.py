@@ -308,6 +308,39 @@ def test_tiles_go_to_every_cta_of_the_mask(ctas: int, schedule: str) -> None:
         assert (got[512:] == 0xFF).all()
 
 
+@pytest.mark.parametrize("fenced", [True, False])
+@pytest.mark.parametrize("arrival", ["release", "relaxed"])
+def test_copies_need_barriers_that_a_fence_or_a_release_made_known(
+    arrival: str, fenced: bool
+) -> None:
+    tensor = torch.zeros((9, 64), dtype=torch.int32)
+    bound = BoundMap(tensor_map(tensor, (4, 32), name="x"), tensor)
+    text = load_text(512, 2, (0, 0)).replace("arrive.release", f"arrive.{arrival}")
+    if not fenced:
+        text = text.replace("fence.mbarrier_init.release.cluster;\n", "")
+    args = [np.zeros((2, BYTES), np.uint8), bound]
+    if fenced or arrival == "release":
+        run(text, "k", 2, 32, args, cluster=2)
+        return
+    with pytest.raises(EmulationError, match=r"without fence\.mbarrier_init") as caught:
+        run(text, "k", 2, 32, args, cluster=2)
+    assert caught.value.report.kind is Kind.BARRIER
+
+
+def test_a_struct_of_maps_addresses_and_bytes_is_a_list_of_parts() -> None:
+    tensor = torch.from_numpy(RANDOM.integers(0, 2**31, (8, 32), np.int32))
+    out = np.zeros((1, BYTES), np.uint8)
+    bound = BoundMap(tensor_map(tensor, (4, 32), name="x"), tensor)
+    text = load_text(512, 1, (2, 0)).replace("map[128]", "map[256]")
+    text = text.replace("ld.param.u64 %rd0, [p0];", "ld.param.u64 %rd0, [map+128];")
+    run(text, "k", 1, 32, [None, [bound, out, bytes(120)]])
+    assert np.array_equal(out[0, :512].view(np.int32).reshape(4, 32), tensor[2:6].numpy())
+    with pytest.raises(ValueError, match="has 136 bytes, expected 256"):
+        run(text, "k", 1, 32, [None, [bound, out]])
+    with pytest.raises(TypeError, match="map='x' is no argument"):
+        run(text, "k", 1, 32, [None, [bound, "x"]])  # type: ignore[list-item]
+
+
 def packed(kind: str, columns: int, box: tuple[int, int], swizzle: int = 0) -> TensorMap:
     """Map of 16 rows of 4-bit elements, box outermost first."""
     return TensorMap("x", kind, 8, (columns, 16), (columns // 2,), box[::-1], swizzle)

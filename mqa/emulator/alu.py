@@ -9,7 +9,8 @@ which `mqa.emulator.warp` reports.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -140,8 +141,27 @@ def _view(have: np.dtype[Any], want: np.dtype[Any]) -> Cast | None:
     return lambda value: value.astype(middle).view(want)
 
 
+class Formula(NamedTuple):
+    """registers[to] = function(*registers[sources]), where nothing is cast."""
+
+    function: Callable[..., Array]
+    to: int
+    sources: tuple[int, ...]
+
+
+FORMULAS: WeakKeyDictionary[Function, Formula] = WeakKeyDictionary()
+"""What bound functions compute, for `mqa.emulator.batches`."""
+
+
 def bind(function: Callable[..., Array], dest: Slot, *sources: Slot) -> Function:
     """registers[dest] = function(registers[source], ...)."""
+    bound = _bound(function, dest, sources)
+    if dest[1] is None and not any(cast for _, cast in sources):
+        FORMULAS[bound] = Formula(function, dest[0], tuple(place for place, _ in sources))
+    return bound
+
+
+def _bound(function: Callable[..., Array], dest: Slot, sources: tuple[Slot, ...]) -> Function:
     to, out = dest
     if out is None and not any(cast for _, cast in sources):
         places = tuple(place for place, _ in sources)

@@ -168,7 +168,9 @@ def _copy_in(
             shared.release(index, writes=True)
             barrier.deliver(size)
 
-    cta.machine.issue(Operation(name, act))
+    first, chunks, _ = targets[0]
+    address = first.start + int(chunks[0])
+    cta.machine.issue(Operation(name, act, bytes=size * len(targets), address=address))
 
 
 def _targets(warp: Warp, target: int, barrier: int, multicast: int | None) -> Any:
@@ -273,7 +275,8 @@ def _copy_out(
         write(shared.data.view("c16")[chunks // 16].view(np.uint8))
         shared.release(index, writes=False)
 
-    operation = Operation(name, act)
+    address = shared.start + int(chunks[0])
+    operation = Operation(name, act, bytes=16 * len(chunks), address=address)
     warp.bulk.setdefault(lane, [[]])[-1].append(operation)
     warp.cta.machine.issue(operation)
 
@@ -359,6 +362,8 @@ def _into(target: Array) -> Callable[[Array], None]:
 class OperationsWait(Wait):
     """For operations of this thread."""
 
+    label = "asynchronous copies"
+
     def __init__(self, operations: list[Operation]) -> None:
         self.operations = operations
 
@@ -434,7 +439,7 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
             shared.release(words, writes=True)
             shared.soil(words, warp.index)
 
-        operation = Operation(name, act)
+        operation = Operation(name, act, bytes=size * len(places), address=int(places[0]))
         warp.copies.append(operation)
         warp.cta.machine.issue(operation)
 

@@ -214,6 +214,8 @@ class Product(Operation):
         self.words.append(_words(self.b_chunks))
         for words in self.words:
             shared.acquire(words, self.name, writes=False, poison=True)
+        self.bytes = 4 * sum(len(words) for words in self.words)
+        self.address = shared.start + int(self.b_chunks.min())
 
     def _place(self, descriptor: int, rows: int) -> Array:
         chunks = chunks_of(descriptor, rows)
@@ -353,7 +355,7 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
         if product.joined == 0:
             product.key, product.signs = key, signs
             product.begin(a_value if from_shared else None, b_value)
-            warp.cta.machine.operations.append(product)
+            warp.cta.machine.begin(product)
         elif product.key != key:
             raise Finding(Kind.DIVERGENCE, "warps of a warpgroup give wgmma different operands")
         if not from_shared:
@@ -450,6 +452,7 @@ class ProductsWait(OperationsWait):
     """When they are there, the instruction is executed again and gives the registers back."""
 
     retry = True
+    label = "wgmma"
 
 
 @effect("wgmma.wait_group.sync.aligned")

@@ -66,6 +66,7 @@ class Binder:
         self.constants: dict[int, Array] = {}
         self.special: dict[str, int] = {}
         self._known: dict[tuple[int, str], int] = {}
+        self._fresh: Registers = []
 
     def source(self, operand: Operand, kind: str, at: Instruction) -> Slot:
         """A value read as `kind`."""
@@ -111,10 +112,11 @@ class Binder:
 
     def fresh(self) -> Registers:
         """Registers of a new warp: poison, and constants."""
-        values: Registers = [_POISON[dtype.str] for dtype in self.types]
-        for index, constant in self.constants.items():
-            values[index] = constant
-        return values
+        if len(self._fresh) != len(self.types):
+            self._fresh = [_POISON[dtype.str] for dtype in self.types]
+            for index, constant in self.constants.items():
+                self._fresh[index] = constant
+        return self._fresh.copy()
 
 
 _POISON: dict[str, Array] = {

@@ -22,7 +22,8 @@ from mqa.emulator.warp import Warp
 
 SCHEDULES = ("eager", "lazy", "random", "hunt")
 MOST_STEPS = 1 << 26
-_LONG = 1 << 16
+_LONG = 1 << 11
+"""Steps of a turn: one that spins takes them all."""
 _CHANGES = 8
 """Priority changes of a hunt, spread over about as many steps as it may take."""
 

@@ -495,6 +495,31 @@ def cluster_wait(b: Binder, at: Instruction) -> Effect:
     return run
 
 
+@effect("getctarank")
+def getctarank(b: Binder, at: Instruction) -> Effect:
+    """The rank of the CTA that a shared or generic address belongs to."""
+    place, cast = b.dest(at.operands[0], "u32", at)
+    where = values(b, at.operands[1], cluster_address(at), at)
+
+    def run(warp: Warp, mask: int) -> None:
+        given = where(warp).astype(np.int64) & (1 << 60) - 1
+        ranks = given >> RANK_SHIFT
+        value = np.where(ranks == 0, warp.cta.rank, ranks - 1).astype(np.uint32)
+        warp.write(place, cast(value) if cast else value, mask)
+
+    return run
+
+
+def cluster_address(at: Instruction) -> str:
+    """Type of the addresses of shared memory of a cluster that an instruction takes."""
+    *space, kind = at.parts[1:]
+    if kind not in ("u32", "u64") or space not in ([], ["shared::cluster"]):
+        fail(at, "this form is not modelled")
+    if not space and kind == "u32":
+        fail(at, "generic addresses have 64 bits")
+    return kind
+
+
 @effect("fence", "membar")
 def fence(b: Binder, at: Instruction) -> Effect:
     if "proxy" in at.parts and "async" in at.parts:

@@ -423,7 +423,7 @@ def _own(warp: Warp, product: Product, dests: list[int], *, adds: bool) -> None:
 
 
 def _same(held: list[Any], owned: list[Pending]) -> bool:
-    return len(held) == len(owned) and all(x is y for x, y in zip(held, owned, strict=True))
+    return held == owned  # of lists, whose elements are the same objects or differ
 
 
 @effect("wgmma.fence.sync.aligned")

@@ -591,7 +591,7 @@ def _copy(b: Binder, target: Register, value: Register) -> Function:
 
     def run(values: Registers) -> None:
         held = values[source]
-        if held.__class__ is Pending:
+        if isinstance(held, Pending):
             held.places.append((to, cast))
             values[to] = held
         else:
@@ -601,13 +601,30 @@ def _copy(b: Binder, target: Register, value: Register) -> Function:
 
 
 def _pack(b: Binder, at: Instruction, value: Vector, to: Operand, kind: str) -> Function:
-    part = f"b{8 * BYTES[kind] // len(value.parts)}"
+    whole, part = (f"b{8 * BYTES[kind] // count}" for count in (1, len(value.parts)))
     sources = [b.source(x, part, at) for x in value.parts]
+    dest = b.dest(to, whole, at)
+    place, out = dest
 
     def function(*parts: Array) -> Array:
-        return np.stack(parts, axis=-1).view(DTYPES[f"b{8 * BYTES[kind]}"])[:, 0]
+        return np.stack(parts, axis=-1).view(DTYPES[whole])[:, 0]
 
-    return bind(function, b.dest(to, f"b{8 * BYTES[kind]}", at), *sources)
+    def build(*parts: Array) -> Array:
+        result = function(*(x.view(DTYPES[part]) for x in parts))
+        return out(result) if out else result
+
+    plain = bind(function, dest, *sources)
+
+    def run(values: Registers) -> None:
+        try:
+            plain(values)
+        except (TypeError, AttributeError):
+            held = [values[source] for source, _ in sources]
+            if not any(isinstance(x, Pending) for x in held):
+                raise
+            values[place] = Derived(held, build, place)
+
+    return run
 
 
 def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -> Function:
@@ -618,8 +635,23 @@ def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -
     shifts = [DTYPES[whole].type(bits * i) for i in range(len(dests))]
     narrow = DTYPES[f"b{bits}"]
 
+    def cut(number: int) -> Cast:
+        _, out = dests[number]
+
+        def build(given: Array) -> Array:
+            part = (given.view(DTYPES[whole]) >> shifts[number]).astype(narrow)
+            return out(part) if out else part
+
+        return build
+
+    cuts = [cut(i) for i in range(len(dests))]
+    views = [(place, _bits_as(b.types[place])) for place, _ in dests]
+
     def run(values: Registers) -> None:
         given = values[source]
+        if isinstance(given, Pending):
+            _unpack_pending(values, given, views, cuts)
+            return
         given = cast(given) if cast else given
         for by, (place, out) in zip(shifts, dests, strict=True):
             part = (given >> by).astype(narrow)
@@ -628,15 +660,72 @@ def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -
     return run
 
 
+def _bits_as(dtype: np.dtype[Any]) -> Cast:
+    return lambda value: value.view(dtype)
+
+
+def _unpack_pending(
+    values: Registers, given: Pending, views: list[tuple[int, Cast]], cuts: list[Cast]
+) -> None:
+    """Each part that was packed as it is comes out as it was."""
+    parts = given.parts if isinstance(given, Derived) else []
+    for number, (place, view) in enumerate(views):
+        if len(parts) != len(views):
+            values[place] = Derived([given], cuts[number], place)
+        elif isinstance(part := parts[number], Pending):
+            part.places.append((place, view))
+            values[place] = part
+        else:
+            values[place] = view(part)
+
+
 class Pending:
     """Value of a register that an asynchronous operation owns, in every register moved from it."""
 
-    __slots__ = ("operation", "places")
+    __slots__ = ("derived", "operation", "places")
     __array_ufunc__ = None
 
     def __init__(self, operation: object, place: int) -> None:
         self.operation = operation
         self.places: list[Slot] = [(place, None)]
+        self.derived: tuple[Derived, ...] = ()
+        """Registers that it is a part of, or that are parts of it."""
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("an asynchronous operation owns this register")
+
+    def settle(self, values: Registers, value: Array) -> None:
+        """The operation gave the register its value: so it does all that hold it."""
+        for place, cast in self.places:
+            if values[place] is self:
+                values[place] = cast(value) if cast else value
+        for derived in self.derived:
+            derived.settle_part(values, self, value)
+
+
+class Derived(Pending):
+    """A register packed from others, of which operations own some, or cut from one.
+
+    Its value is what `build` makes of the bits of its parts.
+    """
+
+    __slots__ = ("build", "parts")
+
+    def __init__(self, parts: list[Any], build: Callable[..., Array], place: int) -> None:
+        self.parts, self.build = parts, build
+        self.places = [(place, None)]
+        self.derived = ()
+        for part in dict.fromkeys(x for x in parts if isinstance(x, Pending)):
+            part.derived += (self,)
+
+    @property
+    def operation(self) -> object:  # type: ignore[override]
+        return next(part.operation for part in self.parts if isinstance(part, Pending))
+
+    def settle_part(self, values: Registers, settled: Pending, value: Array) -> None:
+        self.parts = [value if part is settled else part for part in self.parts]
+        if not any(isinstance(part, Pending) for part in self.parts):
+            self.settle(values, self.build(*self.parts))
 
 
 _TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}

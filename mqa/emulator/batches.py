@@ -21,6 +21,7 @@ import numpy as np
 from mqa.emulator import floats
 from mqa.emulator.alu import FORMULAS, LANES, Formula, Function, Registers
 from mqa.emulator.floats import Array
+from mqa.emulator.reports import Finding
 
 _FEWEST = 4
 """Rows from which on a block takes less time than its instructions."""
@@ -68,7 +69,7 @@ class Batched:
         try:
             for step in self._steps:
                 step(values, blocks)
-        except (TypeError, AttributeError, ValueError):
+        except (TypeError, AttributeError, Finding):
             values[:] = saved
             return False
         if self._totals and not floats.rounds_once([blocks[i] for i in self._totals]):

@@ -32,6 +32,8 @@ from mqa.emulator.parser import (
     Vector,
 )
 
+from mqa.emulator.warp import merged
+
 if TYPE_CHECKING:
     from mqa.emulator.warp import Wait, Warp
 
@@ -181,7 +183,7 @@ class Program:
             before = [values[place] for place in places]
             function(values)
             for place, old in zip(places, before, strict=True):
-                values[place] = np.where(which, values[place], old)
+                values[place] = merged(which, values[place], old)
 
         return run
 

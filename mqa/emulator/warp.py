@@ -361,5 +361,9 @@ def merged(which: Array, new: Any, old: Any) -> Any:
     if new is old:
         return new
     if isinstance(new, Pending) or isinstance(old, Pending):
+        if which.all():
+            return new
+        if not which.any():
+            return old
         raise Finding(Kind.PENDING_REGISTER, "a part of the threads writes or moves it")
     return np.where(which, new, old)

@@ -65,6 +65,13 @@ class Barrier(NamedTuple):
     bytes: int = 0
 
 
+class Role(NamedTuple):
+    """What some warps of a block do, for those who look at a launch."""
+
+    name: str
+    warps: range
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One launch: `grid` blocks of `threads` threads, arguments the maps and then the struct."""
@@ -77,6 +84,8 @@ class Plan:
     maps: tuple[TensorMap, ...]
     struct: Struct
     barriers: tuple[Barrier, ...] = ()
+    roles: tuple[Role, ...] = ()
+    """Empty where all warps do the same."""
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from mqa.cuda.sm90_tiles import (
     HEADS,
     MX_DIMS,
     OWN_COLUMNS,
+    ROLES,
     THREADS,
     Tiles,
     barriers,
@@ -122,6 +123,7 @@ def dense_plan(facts: DenseFacts) -> Plan:
         struct=_dense_arguments(facts, t),
         # 1 arrival, and the scales' bytes too, where these come in bulk.
         barriers=barriers(t, 1 + WARP, t.k_bytes),
+        roles=ROLES,
     )
 
 

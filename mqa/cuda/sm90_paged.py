@@ -13,6 +13,7 @@ from mqa.cuda.sm90_tiles import (
     CXX,
     OWN_COLUMNS,
     THREADS,
+    ROLES,
     Tiles,
     barriers,
     in_turn,
@@ -120,6 +121,7 @@ def paged_plan(facts: PagedFacts) -> Plan:
         maps=(k,) if t.converted else (q, k),
         struct=_paged_arguments(facts, t),
         barriers=barriers(t, 1, t.k_bytes + t.stage_rows * SCALE_BYTES),
+        roles=ROLES,
     )
 
 

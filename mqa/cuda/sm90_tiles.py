@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mqa.problem import Format
 from mqa.validate import DenseCall, PagedCall
-from mqa.cuda.plan import MAX_SHARED_BYTES, WARP, Barrier, Scalar
+from mqa.cuda.plan import MAX_SHARED_BYTES, WARP, Barrier, Role, Scalar
 
 HEADS = (8, 16, 32, 64, 128)
 HEAD_DIMS = (32, 64, 128)
@@ -25,6 +25,14 @@ TILE_ROWS = 64
 FILL_BYTES = 8192
 PAGES_BYTES = WARP * 16
 FEEDING_WARPS = 3
+ROLES = (
+    Role("math", range(MATH_WARPS)),
+    *(
+        Role(name, range(MATH_WARPS + i, MATH_WARPS + i + 1))
+        for i, name in enumerate(("load", "rows", "weights", "clean"))
+    ),
+)
+"""Of the warps that score: `csrc/sm90/score/kernel.cuh` shares them out."""
 
 
 @dataclass(frozen=True, slots=True)

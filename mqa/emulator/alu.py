@@ -9,7 +9,8 @@ which `mqa.emulator.warp` reports.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -50,7 +51,7 @@ SPECIAL = frozenset(
     {f"%{name}.{axis}" for axis in "xyz" for name in (*_AXES, "cluster_ctaid", "cluster_nctaid")}
     | {f"%lanemask_{which}" for which in ("eq", "le", "lt", "ge", "gt")}
     | {"%laneid", "%warpid", "%nwarpid", "%cluster_ctarank", "%cluster_nctarank", "%smid"}
-    | {"%nsmid", "%dynamic_smem_size", "%total_smem_size"}
+    | {"%nsmid", "%gridid", "%dynamic_smem_size", "%total_smem_size", "%is_explicit_cluster"}
 )
 """Special registers that a thread can read; there are no clocks."""
 
@@ -75,6 +76,7 @@ class Binder:
         self.constants: dict[int, Array] = {}
         self.special: dict[str, int] = {}
         self._known: dict[tuple[int, str], int] = {}
+        self._fresh: Registers = []
 
     def source(self, operand: Operand, kind: str, at: Instruction) -> Slot:
         """A value read as `kind`."""
@@ -124,10 +126,11 @@ class Binder:
 
     def fresh(self) -> Registers:
         """Registers of a new warp: poison, and constants."""
-        values: Registers = [_POISON[dtype.str] for dtype in self.types]
-        for index, constant in self.constants.items():
-            values[index] = constant
-        return values
+        if len(self._fresh) != len(self.types):
+            self._fresh = [_POISON[dtype.str] for dtype in self.types]
+            for index, constant in self.constants.items():
+                self._fresh[index] = constant
+        return self._fresh.copy()
 
 
 _POISON: dict[str, Array] = {
@@ -154,8 +157,27 @@ def _view(have: np.dtype[Any], want: np.dtype[Any]) -> Cast | None:
     return lambda value: value.astype(middle).view(want)
 
 
+class Formula(NamedTuple):
+    """registers[to] = function(*registers[sources]), where nothing is cast."""
+
+    function: Callable[..., Array]
+    to: int
+    sources: tuple[int, ...]
+
+
+FORMULAS: WeakKeyDictionary[Function, Formula] = WeakKeyDictionary()
+"""What bound functions compute, for `mqa.emulator.batches`."""
+
+
 def bind(function: Callable[..., Array], dest: Slot, *sources: Slot) -> Function:
     """registers[dest] = function(registers[source], ...)."""
+    bound = _bound(function, dest, sources)
+    if dest[1] is None and not any(cast for _, cast in sources):
+        FORMULAS[bound] = Formula(function, dest[0], tuple(place for place, _ in sources))
+    return bound
+
+
+def _bound(function: Callable[..., Array], dest: Slot, sources: tuple[Slot, ...]) -> Function:
     to, out = dest
     if out is None and not any(cast for _, cast in sources):
         places = tuple(place for place, _ in sources)
@@ -596,7 +618,7 @@ def _copy(b: Binder, target: Register, value: Register) -> Function:
 
     def run(values: Registers) -> None:
         held = values[source]
-        if held.__class__ is Pending:
+        if isinstance(held, Pending):
             held.move(source, to, cast)
             values[to] = held
         else:
@@ -616,13 +638,30 @@ def _check_parts(at: Instruction, whole: Vector, kind: str) -> None:
 
 def _pack(b: Binder, at: Instruction, value: Vector, to: Operand, kind: str) -> Function:
     _check_parts(at, value, kind)
-    part = f"b{8 * BYTES[kind] // len(value.parts)}"
+    whole, part = (f"b{8 * BYTES[kind] // count}" for count in (1, len(value.parts)))
     sources = [b.source(x, part, at) for x in value.parts]
+    dest = b.dest(to, whole, at)
+    place, out = dest
 
     def function(*parts: Array) -> Array:
-        return np.stack(parts, axis=-1).view(DTYPES[f"b{8 * BYTES[kind]}"])[:, 0]
+        return np.stack(parts, axis=-1).view(DTYPES[whole])[:, 0]
 
-    return bind(function, b.dest(to, f"b{8 * BYTES[kind]}", at), *sources)
+    def build(*parts: Array) -> Array:
+        result = function(*(x.view(DTYPES[part]) for x in parts))
+        return out(result) if out else result
+
+    plain = bind(function, dest, *sources)
+
+    def run(values: Registers) -> None:
+        try:
+            plain(values)
+        except (TypeError, AttributeError):
+            held = [values[source] for source, _ in sources]
+            if not any(isinstance(x, Pending) for x in held):
+                raise
+            values[place] = Derived(held, build, place)
+
+    return run
 
 
 def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -> Function:
@@ -634,8 +673,23 @@ def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -
     shifts = [DTYPES[whole].type(bits * i) for i in range(len(dests))]
     narrow = DTYPES[f"b{bits}"]
 
+    def cut(number: int) -> Cast:
+        _, out = dests[number]
+
+        def build(given: Array) -> Array:
+            part = (given.view(DTYPES[whole]) >> shifts[number]).astype(narrow)
+            return out(part) if out else part
+
+        return build
+
+    cuts = [cut(i) for i in range(len(dests))]
+    views = [(place, _bits_as(b.types[place])) for place, _ in dests]
+
     def run(values: Registers) -> None:
         given = values[source]
+        if isinstance(given, Pending):
+            _unpack_pending(values, given, views, cuts)
+            return
         given = cast(given) if cast else given
         for by, (place, out) in zip(shifts, dests, strict=True):
             part = (given >> by).astype(narrow)
@@ -644,16 +698,40 @@ def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -
     return run
 
 
+def _bits_as(dtype: np.dtype[Any]) -> Cast:
+    return lambda value: value.view(dtype)
+
+
+def _unpack_pending(
+    values: Registers, given: Pending, views: list[tuple[int, Cast]], cuts: list[Cast]
+) -> None:
+    """Each part that was packed as it is comes out as it was."""
+    parts = given.parts if isinstance(given, Derived) else []
+    for number, (place, view) in enumerate(views):
+        if len(parts) != len(views):
+            values[place] = Derived([given], cuts[number], place)
+        elif isinstance(part := parts[number], Pending):
+            part.places.append((place, view))
+            values[place] = part
+        else:
+            values[place] = view(part)
+
+
 class Pending:
     """Value of a register that an asynchronous operation owns, in every register moved from it."""
 
-    __slots__ = ("operation", "places")
+    __slots__ = ("derived", "operation", "places")
     __array_ufunc__ = None
 
     def __init__(self, operation: object, place: int, cast: Cast | None = None) -> None:
         self.operation = operation
         self.places: list[Slot] = [(place, cast)]
         """Registers, each with what makes the operation's result their value."""
+        self.derived: tuple[Derived, ...] = ()
+        """Registers that it is a part of, or that are parts of it."""
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("an asynchronous operation owns this register")
 
     def move(self, source: int, to: int, cast: Cast | None) -> None:
         """A register that holds it is moved to another."""
@@ -663,6 +741,39 @@ class Pending:
             self.places.append((to, lambda value: then(first(value))))
         else:
             self.places.append((to, before or cast))
+
+    def settle(self, values: Registers, value: Array) -> None:
+        """The operation gave the register its value: so it does all that hold it."""
+        for place, cast in self.places:
+            if values[place] is self:
+                values[place] = cast(value) if cast else value
+        for derived in self.derived:
+            derived.settle_part(values, self, value)
+
+
+class Derived(Pending):
+    """A register packed from others, of which operations own some, or cut from one.
+
+    Its value is what `build` makes of the bits of its parts.
+    """
+
+    __slots__ = ("build", "parts")
+
+    def __init__(self, parts: list[Any], build: Callable[..., Array], place: int) -> None:
+        self.parts, self.build = parts, build
+        self.places = [(place, None)]
+        self.derived = ()
+        for part in dict.fromkeys(x for x in parts if isinstance(x, Pending)):
+            part.derived += (self,)
+
+    @property
+    def operation(self) -> object:  # type: ignore[override]
+        return next(part.operation for part in self.parts if isinstance(part, Pending))
+
+    def settle_part(self, values: Registers, settled: Pending, value: Array) -> None:
+        self.parts = [value if part is settled else part for part in self.parts]
+        if not any(isinstance(part, Pending) for part in self.parts):
+            self.settle(values, self.build(*self.parts))
 
 
 _TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ from mqa.problem import Format, Problem
 from mqa.validate import DenseCall, PagedCall
 
 if TYPE_CHECKING:
-    from mqa.emulator.executor import Summary
+    from mqa.emulator.summary import Summary
+    from mqa.emulator.trace import Timeline
 
 ARCH = "sm_90a"
 
@@ -30,6 +32,7 @@ ARCH = "sm_90a"
 class _Setting:
     schedule: str = "eager"
     seed: int = 0
+    timeline: Timeline | None = None
     launches: list[Summary] = field(default_factory=list)
 
 
@@ -37,17 +40,24 @@ _setting: ContextVar[_Setting | None] = ContextVar("_setting", default=None)
 
 
 @contextlib.contextmanager
-def scheduled(schedule: str, seed: int = 0) -> Iterator[list[Summary]]:
+def scheduled(
+    schedule: str = "eager", seed: int = 0, *, trace: str | os.PathLike[str] | None = None
+) -> Iterator[list[Summary]]:
     """Calls of emulated backends in this block run under that schedule and seed.
 
-    Yields a list that gets a `Summary` for each launch.
+    Yields a list that gets a `Summary` for each launch. The file `trace` gets the timeline of all
+    of them as Chrome-trace JSON when the block ends, however it ends; raises OSError where that
+    cannot be written.
     """
-    setting = _Setting(schedule, seed)
-    token = _setting.set(setting)
-    try:
-        yield setting.launches
-    finally:
-        _setting.reset(token)
+    from mqa.emulator.executor import traced
+
+    with traced(trace) as timeline:
+        setting = _Setting(schedule, seed, timeline)
+        token = _setting.set(setting)
+        try:
+            yield setting.launches
+        finally:
+            _setting.reset(token)
 
 
 class Emulated:
@@ -132,11 +142,16 @@ def execute(plan: Plan, tensors: Mapping[str, Tensor | None]) -> None:
 
     binary = cache.get(plan.kernel, ARCH)
     setting = _setting.get() or _Setting()
-    setting.launches.append(
-        executor.run_plan(
-            binary.ptx, binary.symbol, plan, tensors, schedule=setting.schedule, seed=setting.seed
-        )
+    summary = executor.run_plan(
+        binary.ptx,
+        binary.symbol,
+        plan,
+        tensors,
+        schedule=setting.schedule,
+        seed=setting.seed,
+        timeline=setting.timeline,
     )
+    setting.launches.append(summary)
 
 
 SM90_EMULATED = Emulated()

@@ -178,7 +178,9 @@ def copy_in(
             shared.release(index, writes=True)
             barrier.deliver(size)
 
-    cta.machine.issue(Operation(name, act))
+    first, chunks, _ = targets[0]
+    address = first.start + int(chunks[0])
+    cta.machine.issue(Operation(name, act, bytes=size * len(targets), address=address))
 
 
 def targets_of(warp: Warp, target: int, barrier: int, multicast: int | None) -> Any:
@@ -295,7 +297,8 @@ def _copy_out(
         write(shared.data.view("c16")[chunks // 16].view(np.uint8))
         shared.release(index, writes=False)
 
-    operation = Operation(name, act)
+    address = shared.start + int(chunks[0])
+    operation = Operation(name, act, bytes=16 * len(chunks), address=address)
     warp.bulk.setdefault(lane, [[]])[-1].append(operation)
     warp.cta.machine.issue(operation)
 
@@ -392,6 +395,8 @@ def _into(target: Array, change: Change | None) -> Callable[[Array], None]:
 class OperationsWait(Wait):
     """For operations of this thread."""
 
+    label = "asynchronous copies"
+
     def __init__(self, operations: list[Operation]) -> None:
         self.operations = operations
 
@@ -469,7 +474,7 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
             shared.release(words, writes=True)
             shared.soil(words, warp.index)
 
-        operation = Operation(name, act)
+        operation = Operation(name, act, bytes=size * len(places), address=int(places[0]))
         warp.copies.append(operation)
         warp.cta.machine.issue(operation)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
+import os
 import struct
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mqa.cuda.plan import MAX_SHARED_BYTES, Plan
+from mqa.cuda.plan import MAX_SHARED_BYTES, Plan, Role
 from mqa.cuda.tensor_map import TensorMap
 from mqa.emulator import parser
 from mqa.emulator.engines import encode_map
 from mqa.emulator.machine import Machine
 from mqa.emulator.memory import CONST_START, PARAM_START, Global, own_buffer
 from mqa.emulator.program import Program
-from mqa.emulator.reports import Kind
+from mqa.emulator.reports import EmulationError, Kind
 from mqa.emulator.scheduler import Scheduler
+from mqa.emulator.summary import Summary, opcodes
+from mqa.emulator.trace import Timeline
 
 MOST_CLUSTER_CTAS = 16
 
@@ -39,13 +43,26 @@ Argument = Part | int | float | Sequence[Part]
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What a launch did."""
+class How:
+    """What a launch is run under, and who listens."""
 
-    steps: int
-    """Instructions that others could see: memory, barriers, asynchronous operations."""
-    instructions: Mapping[int, int]
-    """Instructions executed, by the warp's number in its CTA."""
+    schedule: str = "eager"
+    seed: int = 0
+    timeline: Timeline | None = None
+    kernel: str = ""
+    roles: tuple[Role, ...] = ()
+    ignored: frozenset[Kind] = frozenset()
+    """What is not looked for."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a launch."""
+
+    grid: int | tuple[int, ...]
+    block: int | tuple[int, ...]
+    cluster: int | tuple[int, ...] | None
+    smem_bytes: int
 
 
 def run(
@@ -56,10 +73,11 @@ def run(
     args: Sequence[Argument],
     *,
     smem_bytes: int = 0,
-    cluster: int | None = None,
+    cluster: int | tuple[int, ...] | None = None,
     schedule: str = "eager",
     seed: int = 0,
     ignore: Collection[Kind] = (),
+    trace: str | os.PathLike[str] | None = None,
 ) -> Summary:
     """Execute a kernel on the CPU.
 
@@ -72,24 +90,40 @@ def run(
             elements alone may be accessed; None, a null pointer; a `BoundMap`; bytes, as they are;
             a number, as wide as the parameter; a list of such parts but numbers, for a struct.
         smem_bytes: Dynamic shared memory.
-        cluster: CTAs of a cluster; by default what the kernel itself requires.
+        cluster: CTAs of a cluster, up to three dimensions; by default what the kernel itself
+            requires.
         schedule: "eager", "lazy", "random" or "hunt".
         seed: Of the last two.
         ignore: What is not looked for, of `Kind.PROXY_FENCE` and `Kind.PRODUCT_FENCE`: for kernels
             that do without on hardware.
+        trace: File that gets the launch's timeline as Chrome-trace JSON, also where it fails.
 
     Raises:
         EmulationError: The kernel does what it must not; its `report` tells what and where.
         PtxError: The PTX is malformed, or an instruction is not modelled.
         ValueError: The launch itself is wrong.
+        OSError: `trace` cannot be written.
     """
     unknown = set(ignore) - {Kind.PROXY_FENCE, Kind.PRODUCT_FENCE}
     if unknown:
         raise ValueError(f"ignore has {min(kind.name for kind in unknown)}, expected fences alone")
     program, memory = _load(ptx, entry), Global()
     params, maps = _bind(program, memory, args)
-    shape = (grid, block, cluster, smem_bytes)
-    return _launch(program, memory, params, maps, *shape, schedule, seed, frozenset(ignore))
+    shape = Shape(grid, block, cluster, smem_bytes)
+    with traced(trace) as timeline:
+        how = How(schedule, seed, timeline, program.entry.name, ignored=frozenset(ignore))
+        return _launch(program, memory, params, maps, shape, how)
+
+
+@contextlib.contextmanager
+def traced(path: str | os.PathLike[str] | None) -> Iterator[Timeline | None]:
+    """A timeline that is written to `path` at the end; None without one."""
+    timeline = None if path is None else Timeline()
+    try:
+        yield timeline
+    finally:
+        if timeline is not None and path is not None:
+            timeline.write(path)
 
 
 def _bind(
@@ -119,6 +153,7 @@ def run_plan(
     *,
     schedule: str = "eager",
     seed: int = 0,
+    timeline: Timeline | None = None,
 ) -> Summary:
     """Execute what `mqa.cuda.driver` would launch; tensors by the names that the plan has."""
     bound: list[Argument] = []
@@ -137,8 +172,9 @@ def run_plan(
             _add(memory, name, tensor)
     program = _load(ptx, symbol)
     params, maps = _bind(program, memory, (*bound, packed))
-    shape = (plan.grid, plan.threads, None, plan.shared_bytes)
-    return _launch(program, memory, params, maps, *shape, schedule, seed)
+    shape = Shape(plan.grid, plan.threads, None, plan.shared_bytes)
+    how = How(schedule, seed, timeline, str(plan.kernel), plan.roles)
+    return _launch(program, memory, params, maps, shape, how)
 
 
 def _launch(
@@ -146,13 +182,8 @@ def _launch(
     memory: Global,
     params: Any,
     maps: dict[int, Any],
-    grid: int | tuple[int, ...],
-    block: int | tuple[int, ...],
-    cluster: int | None,
-    smem_bytes: int,
-    schedule: str,
-    seed: int,
-    ignored: frozenset[Kind] = frozenset(),
+    shape: Shape,
+    how: How,
 ) -> Summary:
     if program.layout.initial:
         end = max(address + len(data) for address, data in program.layout.initial)
@@ -161,49 +192,61 @@ def _launch(
             first = address - CONST_START
             constants.data[first : first + len(data)] = np.frombuffer(data, np.uint8)
         memory.add_buffer(constants)
-    shape, threads = _three(grid), _three(block)
-    along, *others = program.entry.directives.get("reqnctapercluster", (1,))
-    if any(other > 1 for other in others):
-        raise ValueError(f"clusters of {(along, *others)} CTAs, expected all along x")
-    size = cluster or along
-    _check_launch(program, shape, threads, size, smem_bytes)
+    grid, block = _three(shape.grid), _three(shape.block)
+    required = program.entry.directives.get("reqnctapercluster", (1,))
+    cluster = _three(shape.cluster or required)
+    _check_launch(program, grid, block, cluster, shape.smem_bytes)
     machine = Machine(
         program,
         memory,
         params,
-        grid=shape,
-        block=threads,
-        cluster=size,
-        dynamic_shared=smem_bytes,
+        grid=grid,
+        block=block,
+        cluster=cluster,
+        dynamic_shared=shape.smem_bytes,
         maps=maps,
-        ignored=ignored,
+        ignored=how.ignored,
     )
-    scheduler = Scheduler(machine, schedule, seed)
-    with np.errstate(all="ignore"):
-        scheduler.run()
-    counts: Counter[int] = Counter()
-    for cta in machine.ctas:
-        for warp in cta.warps:
-            counts[warp.index] += warp.counts
-    return Summary(scheduler.steps, counts)
+    return _execute(machine, how)
+
+
+def _execute(machine: Machine, how: How) -> Summary:
+    scheduler = Scheduler(machine, how.schedule, how.seed)
+    program, finding = machine.program, None
+    if how.timeline is not None:
+        machine.recorder = how.timeline.recorder(how.kernel, program, how.roles)
+    try:
+        with np.errstate(all="ignore"):
+            scheduler.run()
+    except EmulationError as error:
+        finding = str(error)
+        raise
+    finally:
+        if machine.recorder is not None:
+            machine.recorder.finish(finding)
+    counts = dict(sorted(machine.instructions.items()))
+    kinds = opcodes(program, machine.executed)
+    return Summary(scheduler.steps, counts, kinds, how.kernel, how.roles)
 
 
 def _check_launch(
     program: Program,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
-    cluster: int,
+    cluster: tuple[int, int, int],
     smem_bytes: int,
 ) -> None:
-    threads = block[0] * block[1] * block[2]
-    limits = program.entry.directives.get("maxntid", (1024,))
-    most = functools.reduce(lambda a, b: a * b, limits)
+    directives, threads, ctas = program.entry.directives, math.prod(block), math.prod(cluster)
+    most = math.prod(directives.get("maxntid", (1024,)))
     if not 1 <= threads <= most:
         raise ValueError(f"block={block}, expected 1 to {most} threads")
-    if min(grid) < 1 or grid[0] % cluster:
-        raise ValueError(f"grid={grid}, expected at least 1 and a multiple of {cluster}")
-    if not 1 <= cluster <= MOST_CLUSTER_CTAS:
-        raise ValueError(f"cluster={cluster}, expected 1 to {MOST_CLUSTER_CTAS}")
+    required = directives.get("reqntid")
+    if required is not None and block != _three(required):
+        raise ValueError(f"block={block}, expected {_three(required)}, which the kernel requires")
+    if not 1 <= ctas <= MOST_CLUSTER_CTAS:
+        raise ValueError(f"cluster={cluster}, expected 1 to {MOST_CLUSTER_CTAS} CTAs")
+    if min(grid) < 1 or any(size % step for size, step in zip(grid, cluster, strict=True)):
+        raise ValueError(f"grid={grid}, expected at least 1 and multiples of {cluster}")
     shared = program.layout.static_shared + smem_bytes
     if shared > MAX_SHARED_BYTES:
         raise ValueError(f"{shared} bytes of shared memory, expected at most {MAX_SHARED_BYTES}")

@@ -35,6 +35,19 @@ def fma_f32(a: Array, b: Array, c: Array) -> Array:
     return to_odd(product, c.astype(np.float64), total).astype(np.float32)
 
 
+_LEAST_F32 = 2.0**-126
+
+
+def rounds_once(totals: list[Array]) -> bool:
+    """Whether float64 sums of exact products may be rounded to float32 as they are: none lies
+    halfway between two float32 values, and none is subnormal there."""
+    total = np.concatenate(totals) if len(totals) > 1 else totals[0]
+    if np.count_nonzero((total.view(np.uint64) << _BELOW_F32) == _TIE):
+        return False
+    small = int(np.count_nonzero(np.abs(total) < _LEAST_F32))
+    return small == total.size - int(np.count_nonzero(total))
+
+
 def to_odd(a: Array, b: Array, total: Array) -> Array:
     """`total`, which is a + b rounded, moved to the neighbour with an odd last bit if inexact."""
     part = total - a

@@ -55,6 +55,7 @@ _SCOPES = {"cta", "cluster", "gpu", "sys"}
 _MBARRIER = _SPACES | _SCOPES | {"b64", "acquire", "release", "relaxed"}
 _HINT = {"L2::cache_hint"}
 _ANY = range(16)
+_BARRIERS = ("bar", "barrier", "bar.cta", "barrier.cta")
 _RULES: dict[str, tuple[Iterable[int], set[str] | None]] = {
     "ld": ((2,), None),
     "st": ((2,), None),
@@ -64,7 +65,10 @@ _RULES: dict[str, tuple[Iterable[int], set[str] | None]] = {
     "prefetchu": ((1,), {"L1"}),
     "discard": ((2,), {"global", "L2"}),
     "applypriority": ((2,), {"global", "L2::evict_normal"}),
-    "mapa.shared::cluster.u32": ((3,), set()),
+    "mapa": ((3,), {"shared::cluster", "u32", "u64"}),
+    "getctarank": ((2,), {"shared::cluster", "u32", "u64"}),
+    "match.any.sync": ((3,), {"b32", "b64"}),
+    "match.all.sync": ((3,), {"b32", "b64"}),
     "trap": ((0,), set()),
     "call": (_ANY, {"uni"}),
     "mbarrier.init": ((2,), _MBARRIER - {"acquire", "release", "relaxed"}),
@@ -76,8 +80,12 @@ _RULES: dict[str, tuple[Iterable[int], set[str] | None]] = {
     "mbarrier.complete_tx": ((2,), _MBARRIER),
     "mbarrier.try_wait": ((3, 4), _MBARRIER | {"parity"}),
     "mbarrier.test_wait": ((3,), _MBARRIER | {"parity"}),
-    **dict.fromkeys(("bar.sync", "barrier.sync", "barrier.cta.sync"), ((1, 2), {"aligned"})),
-    **dict.fromkeys(("bar.arrive", "barrier.arrive", "barrier.cta.arrive"), ((2,), {"aligned"})),
+    **{f"{name}.sync": ((1, 2), {"aligned"}) for name in _BARRIERS},
+    **{f"{name}.arrive": ((2,), {"aligned"}) for name in _BARRIERS},
+    **{
+        f"{name}.red": ((3, 4), {"aligned", "popc", "and", "or", "u32", "pred"})
+        for name in _BARRIERS
+    },
     "bar.warp.sync": ((1,), set()),
     "barrier.cluster.arrive": ((0,), {"aligned", "release", "relaxed"}),
     "barrier.cluster.wait": ((0,), {"aligned", "acquire"}),
@@ -88,7 +96,7 @@ _RULES: dict[str, tuple[Iterable[int], set[str] | None]] = {
         | {"sync_restrict::shared::cta", "sync_restrict::shared::cluster"},
     ),
     "membar": ((0,), {"cta", "gl", "sys"}),
-    "griddepcontrol": ((0,), {"wait", "launch_dependents"}),
+    "griddepcontrol": ((0,), None),
     "nanosleep": ((1,), {"u32"}),
     "setmaxnreg": ((1,), {"inc", "dec", "sync", "aligned", "u32"}),
     "elect.sync": ((2,), set()),

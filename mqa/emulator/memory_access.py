@@ -13,6 +13,7 @@ from mqa.emulator.memory import RANK_SHIFT, WINDOWS, Buffer, Shared
 from mqa.emulator.parser import BYTES, Address, Instruction, Operand, Symbol, Vector
 from mqa.emulator.program import Effect, addresses, effect, values
 from mqa.emulator.reports import Finding, Kind
+from mqa.emulator.sync import cluster_address
 from mqa.emulator.warp import FULL, lanes
 
 if TYPE_CHECKING:
@@ -237,10 +238,12 @@ def hint(b: Binder, at: Instruction) -> Effect:
     return lambda warp, mask: None
 
 
-@effect("mapa.shared::cluster.u32")
+@effect("mapa")
 def mapa(b: Binder, at: Instruction) -> Effect:
-    dest = b.dest(at.operands[0], "u32", at)
-    where, rank = values(b, at.operands[1], "u32", at), values(b, at.operands[2], "u32", at)
+    """The same place of another CTA of the cluster, as a shared or generic address."""
+    kind = cluster_address(at)
+    dest = b.dest(at.operands[0], kind, at)
+    where, rank = values(b, at.operands[1], kind, at), values(b, at.operands[2], "u32", at)
 
     def run(warp: Warp, mask: int) -> None:
         ranks = rank(warp)
@@ -249,8 +252,10 @@ def mapa(b: Binder, at: Instruction) -> Effect:
                 Kind.OUT_OF_BOUNDS,
                 f"rank {int(ranks[lanes(mask)].max())} of a cluster of {len(warp.cta.cluster)}",
             )
-        offset = where(warp) & np.uint32((1 << RANK_SHIFT) - 1)
-        value = offset | (ranks + np.uint32(1)) << np.uint32(RANK_SHIFT)
+        given = where(warp).astype(np.int64)
+        # A generic address keeps the window that it lies in.
+        offset = given >> 60 << 60 | given & (1 << RANK_SHIFT) - 1
+        value = (offset | (ranks.astype(np.int64) + 1) << RANK_SHIFT).astype(DTYPES[kind])
         place, out = dest
         warp.write(place, out(value) if out else value, mask)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mqa.emulator import alu, grammar
+from mqa.emulator import alu, batches, grammar
 from mqa.emulator.alu import ALU, Binder, Function, Registers, fail
+from mqa.emulator.batches import Batched
 from mqa.emulator.memory import CONST_START, PARAM_START, SHARED_START
 from mqa.emulator.parser import (
     Address,
@@ -30,6 +31,8 @@ from mqa.emulator.parser import (
     Symbol,
     Vector,
 )
+
+from mqa.emulator.warp import merged
 
 if TYPE_CHECKING:
     from mqa.emulator.warp import Wait, Warp
@@ -67,6 +70,18 @@ class Step:
     predicate: tuple[int, bool] | None
     target: int = -1
     exits: bool = False
+
+
+class Run(NamedTuple):
+    """Instructions that touch registers alone."""
+
+    functions: tuple[Function, ...]
+    dests: tuple[tuple[int, ...], ...]
+    """Registers that each writes."""
+    end: int
+    """The instruction after."""
+    batched: Batched | None
+    """All of them at once, for whole warps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +145,7 @@ class Program:
         self.instructions = entry.instructions
         self.sources = [_registers_of(i) for i in self.instructions]
         self.steps: list[Any] = []
-        self.runs: dict[int, tuple[tuple[Function, ...], tuple[tuple[int, ...], ...], int]] = {}
+        self.runs: dict[int, Run] = {}
         for instruction in self.instructions:
             self.steps.append(self._bind(instruction))
         self.steps.append(Step(_nothing, None, exits=True))
@@ -154,6 +169,8 @@ class Program:
             return self._bind_known(at, key, predicate)
         except IndexError:
             fail(at, f"{len(at.operands)} operands are too few")
+        except KeyError as error:
+            fail(at, f"expected another modifier than {error}")
 
     def _bind_known(
         self, at: Instruction, key: str, predicate: tuple[int, bool] | None
@@ -187,7 +204,7 @@ class Program:
             before = [values[place] for place in places]
             function(values)
             for place, old in zip(places, before, strict=True):
-                values[place] = np.where(which, values[place], old)
+                values[place] = merged(which, values[place], old)
 
         return run
 
@@ -204,9 +221,19 @@ class Program:
                 if end in self.entry.starts:
                     break
                 end += 1
-            dests = tuple(_dests(at) for at in self.instructions[start:end])
-            self.runs[start] = (tuple(self.steps[start:end]), dests, end)
+            self.runs[start] = self._run(start, end)
             start = end
+
+    def _run(self, start: int, end: int) -> Run:
+        dests = tuple(_dests(at) for at in self.instructions[start:end])
+        parts = []
+        for place, writes in zip(range(start, end), dests, strict=True):
+            predicate = self._predicate(self.instructions[place])
+            reads = [register.index for register in self.sources[place]]
+            if predicate is not None:
+                reads += [predicate[0], *writes]
+            parts.append(batches.Instruction(self.steps[place], tuple(reads), writes))
+        return Run(tuple(self.steps[start:end]), dests, end, batches.batched(parts))
 
 
 def _nothing(warp: Warp, mask: int) -> None:

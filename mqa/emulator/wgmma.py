@@ -19,7 +19,7 @@ from mqa.emulator.alu import Binder, Pending, fail
 from mqa.emulator.engines import OperationsWait, swizzled
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
-from mqa.emulator.parser import Immediate, Instruction, Operand, Vector
+from mqa.emulator.parser import Immediate, Instruction, Operand, Register, Vector
 from mqa.emulator.program import Effect, effect, number, values
 from mqa.emulator.reports import Finding, Kind
 from mqa.emulator.warp import FULL, Wait
@@ -233,6 +233,8 @@ class Product(Operation):
         """Whether the rows' dimension of A, and of B, is the contiguous one."""
         self.words: list[Array] = []
         self.a_registers: list[Array] = [np.zeros((0, 0), np.uint8)] * GROUP_WARPS
+        self.a_held: list[list[tuple[Register, Any]]] = [[] for _ in range(GROUP_WARPS)]
+        """Of each warp: registers of A, and what they held."""
         self.signs = 1
         self.starts: list[list[Array] | None] = [None] * GROUP_WARPS
         self.chained: Product | None = None
@@ -255,6 +257,8 @@ class Product(Operation):
         self.words.append(_words(self.b_chunks))
         for words in self.words:
             shared.acquire(words, self.name, writes=False, poison=True)
+        self.bytes = 4 * sum(len(words) for words in self.words)
+        self.address = shared.start + int(self.b_chunks.min())
 
     def _place(self, descriptor: int, rows: int, *, across: bool) -> Array:
         chunks = (chunks_across if across else chunks_of)(descriptor, rows)
@@ -390,6 +394,8 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
         fail(at, "registers of the accumulator have to have 32 bits")
     signs, across = _trailing(rest, at, form, from_registers=isinstance(a, Vector))
     source = _a_source(b, a, at)
+    parts = a.parts if isinstance(a, Vector) else ()
+    held_parts = [part for part in parts if isinstance(part, Register)]
     descriptor = values(b, second, "b64", at)
     adds = values(b, scale, "pred", at)
 
@@ -408,11 +414,12 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
         if product.joined == 0:
             product.key, product.signs, product.across = key, signs, across
             product.begin(a_value if from_shared else None, b_value)
-            warp.cta.machine.operations.append(product)
+            warp.cta.machine.begin(product)
         elif product.key != key:
             raise Finding(Kind.DIVERGENCE, "warps of a warpgroup give wgmma different operands")
         if not from_shared:
             product.a_registers[member] = a_value
+            product.a_held[member] = [(part, warp.registers[part.index]) for part in held_parts]
         _own(warp, product, dests, types, adds=key[2])
         product.joined += 1
         warp.open_products.append(product)
@@ -490,7 +497,7 @@ def _as_declared(kind: Any) -> Any:
 
 
 def _same(held: list[Any], owned: list[Pending]) -> bool:
-    return len(held) == len(owned) and all(x is y for x, y in zip(held, owned, strict=True))
+    return held == owned  # of lists, whose elements are the same objects or differ
 
 
 @effect("wgmma.fence.sync.aligned")
@@ -519,6 +526,7 @@ class ProductsWait(OperationsWait):
     """When they are there, the instruction is executed again and gives the registers back."""
 
     retry = True
+    label = "wgmma"
 
 
 @effect("wgmma.wait_group.sync.aligned")
@@ -537,6 +545,7 @@ def wgmma_wait_group(b: Binder, at: Instruction) -> Effect:
         if not all(product.done for product in waited):
             return ProductsWait(waited)
         for product in waited:
+            _check_operand(warp, product)
             _give_back(warp, product)
         warp.fenced_products = warp.fenced_products and newest > 0
         del groups[: len(over)]
@@ -550,8 +559,31 @@ def _give_back(warp: Warp, product: Product) -> None:
     member = warp.index % GROUP_WARPS
     if not product.pending[member] or product.pending[member][0].operation is not product:
         return  # a later product adds to it
+    _check_kept(warp, product)
     for pending, value in zip(product.pending[member], product.registers(member), strict=True):
-        for place, cast in pending.places:
-            if warp.registers[place] is pending:
-                warp.registers[place] = cast(value) if cast else value
+        pending.settle(warp.registers, value)
     product.pending[member] = []
+
+
+def _check_kept(warp: Warp, product: Product) -> None:
+    """Raise a finding if a sum went nowhere: its register was written before the wait."""
+    for pending in product.pending[warp.index % GROUP_WARPS]:
+        place = pending.places[0][0]
+        if warp.registers[place].__class__ is not np.ndarray or pending.derived:
+            continue
+        if not any(warp.registers[other] is pending for other, _ in pending.places):
+            name = warp.program.entry.registers[place].name
+            raise Finding(
+                Kind.PENDING_REGISTER,
+                f"{name} belongs to {product}, and was written before the wait for it",
+            )
+
+
+def _check_operand(warp: Warp, product: Product) -> None:
+    """Raise a finding if registers of A do not hold what they held when it was issued."""
+    for register, value in product.a_held[warp.index % GROUP_WARPS]:
+        if warp.registers[register.index] is not value:
+            raise Finding(
+                Kind.PENDING_REGISTER,
+                f"{register.name} holds A of {product}, and was written before the wait for it",
+            )

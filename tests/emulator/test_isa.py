@@ -214,6 +214,10 @@ def exchanges() -> list[Case]:
         Case(f"{flags}vote.sync.any.pred %p1, %p2, {full}{answer}", [], np.ones(32, np.uint32)),
         Case(f"{flags}vote.sync.all.pred %p1, %p2, {full}{answer}", [], np.zeros(32, np.uint32)),
         Case(f"{flags}vote.sync.uni.pred %p1, %p2, {full}{answer}", [], np.zeros(32, np.uint32)),
+        *(
+            Case(f"{flags}{name}.red.popc.u32 out, 0, %p2;\n", [], np.full(32, 5, np.uint32))
+            for name in ("bar", "bar.cta", "barrier", "barrier.cta")
+        ),
         Case(f"{flags}vote.sync.ballot.b32 out, %p2, {full};\n", [], np.full(32, 31, np.uint32)),
         Case("activemask.b32 out;\n", [], np.full(32, 2**32 - 1, np.uint32)),
         Case(f"redux.sync.add.u32 out, in0, {full};\n", [U], np.full(32, U.sum(dtype=np.uint32))),
@@ -334,6 +338,7 @@ DONE:
 """
 BARRIERS = [
     ("bar.arrive ", "bar.sync "),
+    ("bar.cta.arrive ", "bar.cta.sync "),
     ("barrier.arrive ", "barrier.sync "),
     ("barrier.cta.arrive ", "barrier.cta.sync "),
 ]

@@ -87,7 +87,7 @@ CASES = [
     ("elect.sync %r1, -1;", "expected a pair of results"),
     ("bar.sync;", "bar.sync: 0 operands, expected 1 or 2"),
     ("bar.sync 0, 32, 5;", "3 operands, expected 1 or 2"),
-    ("bar.red.popc.u32 %r1, 0, %p1;", "this instruction is not modelled"),
+    ("bar.red.xor.pred %p1, 0, %p2;", "modifier .xor is not modelled"),
     ("bar.arrive 0;", "1 operands, expected 2"),
     ("setmaxnreg.sync.aligned.u32 40;", "expected .inc or .dec"),
     ("setmaxnreg.inc.sync.aligned.u32 %r1;", "%r1 has to be a number"),
@@ -179,7 +179,8 @@ CASES = [
     ),
     ("call (%r1), foo, (%r2);", "function foo is not modelled"),
     ("call.uni printf, (%r1);", "function printf is not modelled"),
-    ("mapa.u64 %rd1, %rd2, %r1;", "this instruction is not modelled"),
+    ("mapa.u16 %rs1, %rs2, %r1;", "modifier .u16 is not modelled"),
+    ("match.any.sync %r1, %r2, -1;", "expected another modifier than 'sync'"),
     ("tex.2d.v4.f32.f32 $D, [%rd1, {%f1,%f2}];", "this instruction is not modelled"),
     (".reg .b32;", "'.reg .b32' declares no registers known"),
     (".reg .q32 %x<4>;", "'.reg .q32 %x<4>' declares no registers known"),
@@ -272,9 +273,3 @@ def test_too_few_and_too_many_operands_of_any_opcode_are_an_error(name: str, cou
     opcode = name if name in grammar._RULES else f"{name}{kind}"
     message = error_of(f"{opcode} {', '.join(['%r1'] * count)};")
     assert message.startswith(f"PTX line {LINE}: {opcode}: ")
-
-
-def test_clusters_along_another_axis_than_x_are_an_error() -> None:
-    text = kernel("", 0).replace("k(\n\n)", "k()\n.reqnctapercluster 1, 2, 1")
-    with pytest.raises(ValueError, match="expected all along x"):
-        run(text, "k", (1, 2), 32, [])

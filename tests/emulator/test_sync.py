@@ -279,7 +279,7 @@ def test_test_wait_answers_at_once() -> None:
         ({"entry": "other"}, "entry='other', expected one of k"),
         ({"args": []}, "expected 1"),
         ({"block": 2000}, "expected 1 to 1024 threads"),
-        ({"grid": 3, "cluster": 2}, "a multiple of 2"),
+        ({"grid": 3, "cluster": 2}, r"multiples of \(2, 1, 1\)"),
         ({"grid": 32, "cluster": 32}, "expected 1 to 16"),
         ({"smem_bytes": 1 << 20}, "expected at most 232448"),
         ({"schedule": "late"}, "expected one of eager, lazy, random, hunt"),

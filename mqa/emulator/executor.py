@@ -18,6 +18,7 @@ from torch import Tensor
 from mqa.cuda.plan import MAX_SHARED_BYTES, Plan, Role
 from mqa.cuda.tensor_map import TensorMap
 from mqa.emulator import parser
+from mqa.emulator.device import REGISTERS_OF_SM, launch_registers, pool_of
 from mqa.emulator.engines import encode_map
 from mqa.emulator.machine import Machine
 from mqa.emulator.memory import CONST_START, PARAM_START, Global, own_buffer
@@ -247,6 +248,9 @@ def _check_launch(
         raise ValueError(f"cluster={cluster}, expected 1 to {MOST_CLUSTER_CTAS} CTAs")
     if min(grid) < 1 or any(size % step for size, step in zip(grid, cluster, strict=True)):
         raise ValueError(f"grid={grid}, expected at least 1 and multiples of {cluster}")
+    registers = pool_of(launch_registers(program, threads), threads)
+    if registers > REGISTERS_OF_SM:
+        raise ValueError(f"{registers} registers of a CTA, expected at most {REGISTERS_OF_SM}")
     shared = program.layout.static_shared + smem_bytes
     if shared > MAX_SHARED_BYTES:
         raise ValueError(f"{shared} bytes of shared memory, expected at most {MAX_SHARED_BYTES}")

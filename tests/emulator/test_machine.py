@@ -387,6 +387,16 @@ def test_special_registers_of_masks_and_sizes() -> None:
         run_body("mov.u32 %r9, %clock;\n")
 
 
+def test_the_last_warp_may_have_fewer_threads() -> None:
+    body = "setp.ge.u32 %p2, %r0, 3;\nbar.red.popc.u32 %r9, 0, %p2;\nbar.sync 0;\n"
+    assert (run_body(body, 40) == 37).all()
+
+
+def test_more_registers_than_an_sm_has_are_no_launch() -> None:
+    with pytest.raises(ValueError, match="98304 registers of a CTA, expected at most 65536"):
+        launch("", 1024, ".maxntid 1024, 1, 1\n.maxnreg 96")
+
+
 def test_a_required_block_is_required() -> None:
     with pytest.raises(ValueError, match=r"expected \(64, 1, 1\)"):
         launch("", 32, ".reqntid 64, 1, 1")

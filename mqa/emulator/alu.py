@@ -338,7 +338,9 @@ def _quotient(x: Array, y: Array) -> Array:
 
 @opcode("div")
 def div(b: Binder, at: Instruction) -> Function:
-    _, kind = modifiers(at, "rn")
+    mode, kind = modifiers(at, "rn", "approx", "full")
+    if mode == "approx":
+        return _simple(b, at, kind, floats.divide_approximately)
     return _simple(b, at, kind, np.divide if _is_float(kind) else _quotient)
 
 

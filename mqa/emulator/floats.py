@@ -59,6 +59,16 @@ def to_odd(a: Array, b: Array, total: Array) -> Array:
     return np.where(moves, bits + step, bits).view(np.float64)
 
 
+def divide_approximately(a: Array, b: Array) -> Array:
+    """a / b as div.approx.f32 may give it, rounded to nearest: hardware is within 2 ulp of that.
+
+    Divisors above 2^126 give 0, and NaN with an infinite dividend.
+    """
+    large = (np.abs(b) > 2.0**126) & np.isfinite(b)
+    given = np.where(np.isinf(a), np.float32(np.nan), np.float32(0))
+    return np.where(large, given, np.divide(a, b)).astype(np.float32)
+
+
 def fma_f64(a: Array, b: Array, c: Array) -> Array:
     """Exactly, by integers: slow, and rare in kernels."""
     from fractions import Fraction

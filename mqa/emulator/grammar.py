@@ -47,6 +47,8 @@ _SHAPES = {
     "shf": "tttu",
 }
 """Operands: t of the instruction's type, w twice as wide, u of 32 bits, p a predicate."""
+_INEXACT = {"f32": ("approx", "full"), "f64": ()}
+"""Divisions that the ISA lets differ from the nearest value."""
 _WIDE = {"mul": "wtt", "mad": "wttw"}
 _ORDERED = {"lt", "le", "gt", "ge"}
 _WITH_NAN = {"equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"}
@@ -176,8 +178,10 @@ def _check_mode(at: Instruction, key: str, rest: list[str], kind: str) -> None:
         fail(at, f"expected {'one' if whole else 'none'} of .lo, .hi and .wide")
     if key == "fma" and "rn" not in rest:
         fail(at, "expected how to round")
-    if key == "div" and kind in _FLOATS and "rn" not in rest:
+    if key == "div" and kind in _FLOATS and not {"rn", *_INEXACT[kind]} & set(rest):
         fail(at, "expected how to round")
+    if key == "div" and kind in _FLOATS and len(rest) != 1:
+        fail(at, "expected one way to round")
     if key in ("add", "sub", "div") and whole and rest:
         fail(at, f"modifier .{rest[0]} is not modelled")
     if key == "setp":

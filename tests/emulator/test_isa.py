@@ -179,6 +179,18 @@ def signs() -> list[Case]:
     ]
 
 
+def quotients() -> list[Case]:
+    a = np.where(np.isfinite(F), F, 3).astype(np.float32)
+    b = np.where((G == 0) | ~np.isfinite(G), 7, G).astype(np.float32)
+    large = np.full(32, 2.0**127, np.float32)
+    return [
+        Case("div.rn.f32 out, in0, in1;\n", [a, b], a / b),
+        Case("div.full.f32 out, in0, in1;\n", [a, b], a / b),
+        Case("div.approx.f32 out, in0, in1;\n", [a, b], a / b),
+        Case("div.approx.f32 out, in0, in1;\n", [b, large], np.zeros(32, np.float32)),
+    ]
+
+
 def masks() -> list[Case]:
     one = np.uint32(1) << LANES
     wanted = {
@@ -258,7 +270,16 @@ def other() -> list[Case]:
     return found
 
 
-CASES = [*COMPARISONS, *CONVERSIONS, *halves(), *signs(), *masks(), *exchanges(), *other()]
+CASES = [
+    *COMPARISONS,
+    *CONVERSIONS,
+    *halves(),
+    *signs(),
+    *quotients(),
+    *masks(),
+    *exchanges(),
+    *other(),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

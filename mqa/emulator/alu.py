@@ -599,6 +599,21 @@ def shf(b: Binder, at: Instruction) -> Function:
     return _simple(b, at, "b32", function)
 
 
+_POLICIES = {f"L2::evict_{name}" for name in ("last", "normal", "first", "unchanged")}
+
+
+@opcode("createpolicy")
+def createpolicy(b: Binder, at: Instruction) -> Function:
+    """A hint for caches, which there are none of: an opaque value."""
+    form, *levels = at.parts[1:-1]
+    if form != "fractional" or not levels or not _POLICIES.issuperset(levels):
+        fail(at, "this form is not modelled")
+    if len(at.operands) == 2:
+        b.source(at.operands[1], "f32", at)
+    dest = b.dest(at.operands[0], "b64", at)
+    return bind(lambda x: x, dest, b.source(Immediate(0), "b64", at))
+
+
 @opcode("mov")
 def mov(b: Binder, at: Instruction) -> Function:
     _, kind = modifiers(at)

@@ -59,8 +59,8 @@ _HINT = {"L2::cache_hint"}
 _ANY = range(16)
 _BARRIERS = ("bar", "barrier", "bar.cta", "barrier.cta")
 _RULES: dict[str, tuple[Iterable[int], set[str] | None]] = {
-    "ld": ((2,), None),
-    "st": ((2,), None),
+    "ld": ((2, 3), None),
+    "st": ((2, 3), None),
     "atom": ((3, 4), None),
     "red": ((2,), None),
     "prefetch": ((1,), {"global", "local", "L1", "L2", "tensormap", "param", "const"}),
@@ -145,6 +145,9 @@ def check(at: Instruction, key: str) -> None:
                 fail(at, f"modifier .{modifier} is not modelled")
     elif key == "cvt":
         _check_conversion(at)
+    elif key == "createpolicy":
+        if len(at.operands) not in (1, 2) or at.parts[-1] != "b64" or len(at.parts) < 4:
+            fail(at, "expected a form, .b64, a result and perhaps a fraction")
     else:
         _check_arithmetic(at, key)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _HINTS = {"nc", "relaxed", "acquire", "release", "weak", "volatile", "gpu", "cta", "cluster", "sys"}
 _HINTS |= {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::no_allocate", "L1::evict_last"}
-_HINTS |= {"L2::64B", "L2::128B", "L2::256B", "global", "v2", "v4"}
+_HINTS |= {"L2::cache_hint", "L2::64B", "L2::128B", "L2::256B", "global", "v2", "v4"}
 _ORDERS = {"", "relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "cluster", "sys"}
 _ORDERS |= {"global", "shared", "shared::cta", "shared::cluster"}
 _SPACES = ("global", "shared", "local", "param", "const", "shared::cta", "shared::cluster")
@@ -31,6 +31,9 @@ def _form(at: Instruction) -> tuple[str, str, int]:
     """State space ("" if generic), type and vector length."""
     *rest, kind = at.parts[1:]
     space = next((part for part in rest if part in _SPACES), "")
+    expected = 2 + ("L2::cache_hint" in rest)
+    if len(at.operands) != expected:
+        fail(at, f"{len(at.operands)} operands, expected {expected}")
     for part in rest:
         if part not in _HINTS and part not in _SPACES:
             fail(at, f"modifier .{part} is not modelled")

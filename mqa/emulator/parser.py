@@ -191,6 +191,7 @@ _NAME = re.compile(r"[\w$%]+\Z")
 _RANGE = re.compile(r"(.*?)<(\d+)>\Z")
 _NUMBERED = re.compile(r"(.*?)(\d+)\Z")
 _FLOAT = re.compile(r"0[fF]([0-9a-fA-F]{8})\Z|0[dD]([0-9a-fA-F]{16})\Z")
+_DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][+-]?\d+)?\Z")
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?\Z")
 _OFFSET = re.compile(r"(.+?)\s*\+\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))\Z|(.+?)\s*-\s*(\d+)\Z")
 
@@ -485,6 +486,8 @@ def _literal(text: str) -> Immediate | None:
         return Immediate(int(found[1] or found[2], 16), 32 if found[1] else 64)
     if _INTEGER.match(text):
         return Immediate(int(text.rstrip("U"), 0))
+    if _DECIMAL.match(text):
+        return Immediate(*struct.unpack("<Q", struct.pack("<d", float(text))), 64)
     return None
 
 

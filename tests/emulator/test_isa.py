@@ -184,6 +184,7 @@ def quotients() -> list[Case]:
     b = np.where((G == 0) | ~np.isfinite(G), 7, G).astype(np.float32)
     large = np.full(32, 2.0**127, np.float32)
     return [
+        Case("mul.f32 out, in0, 1.5e-1;\n", [b], b * np.float32(0.15)),
         Case("div.rn.f32 out, in0, in1;\n", [a, b], a / b),
         Case("div.full.f32 out, in0, in1;\n", [a, b], a / b),
         Case("div.approx.f32 out, in0, in1;\n", [a, b], a / b),
@@ -263,6 +264,9 @@ def other() -> list[Case]:
         "discard.global.L2 [%rd0], 128;\n",
     ]
     found = [Case(text + move, [], LANES) for text in nothing]
+    policy = "createpolicy.fractional.L2::evict_first.b64 %rd40, 1.0;\n"
+    hinted = "ld.global.L2::cache_hint.u32 out, [%rd51], %rd40;\nmov.b32 %r13, in0;\n"
+    found.append(Case(policy + hinted, [U], U))
     body = "mov.u32 out, 1;\nsetp.lt.u32 %p1, %r0, 9;\n@%p1 exit;\n"
     found.append(Case(body, [], np.where(LANES < 9, 0, 1).astype(np.uint32)))
     wide = S.astype(np.int64) * T + U.astype(np.int64)

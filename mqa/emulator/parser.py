@@ -487,7 +487,7 @@ def _literal(text: str) -> Immediate | None:
     if _INTEGER.match(text):
         return Immediate(int(text.rstrip("U"), 0))
     if _DECIMAL.match(text):
-        return Immediate(*struct.unpack("<Q", struct.pack("<d", float(text))), 64)
+        return Immediate(int.from_bytes(struct.pack("<d", float(text)), "little"), 64)
     return None
 
 

@@ -240,6 +240,8 @@ class Recorder:
             thread = timeline.thread(process, f"{name} {number}")
             for one in row:
                 timeline.events.append(_complete(one, process, thread))
+                if one.start == self._clock:
+                    continue  # the instruction that issued it ended the launch
                 timeline.flows += 1
                 arrow = {"name": "issue", "cat": "issue", "id": timeline.flows, "pid": process}
                 issued = {"ph": "s", "tid": threads[one.issuer], "ts": one.start}

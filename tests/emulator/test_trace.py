@@ -154,6 +154,21 @@ def test_a_launch_that_fails_has_a_timeline_up_to_there(tmp_path: Path) -> None:
     assert copy["args"]["completed"] is False
 
 
+def test_an_instruction_that_fails_after_it_issued_has_no_arrow(tmp_path: Path) -> None:
+    body = COPY[: COPY.index("READY:")].replace("%p1, %r0, 0", "%p1, %r9, %r9")
+    body = body.replace("mbarrier.init", "setp.lt.u32 %p2, %r0, 1;\n@%p2 mbarrier.init")
+    body = body.replace("mbarrier.arrive", "@%p2 mbarrier.arrive")
+    # The second thread's copy is not aligned.
+    body = body.replace("cp.async", "mad.lo.u32 %r3, %r0, 8, %r3;\ncp.async")
+    text = kernel(body + "READY:", 2, shared=SHARED)
+    given = [np.zeros(128, np.uint32)] * 2
+    with pytest.raises(EmulationError, match="not multiples of 16"):
+        run(text, "k", 1, 32, given, schedule="lazy", trace=tmp_path / "trace.json")
+    trace = Trace(tmp_path / "trace.json")
+    assert len(trace.on("bulk copy")) == 1
+    assert trace.of("s") == []
+
+
 def test_waits_that_never_end_are_on_the_timeline(tmp_path: Path) -> None:
     body = "setp.lt.u32 %p1, %r0, 32;\n@%p1 bar.sync 1, 96;\nbar.sync 2, 96;\nadd.u32 %r3, %r3, 1;"
     with pytest.raises(EmulationError, match="deadlock"):

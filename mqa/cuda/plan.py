@@ -65,6 +65,13 @@ class Barrier(NamedTuple):
     bytes: int = 0
 
 
+class SharedPart(NamedTuple):
+    """A member of a kernel's struct in shared memory, or one element of it."""
+
+    name: str
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One launch: `grid` blocks of `threads` threads, arguments the maps and then the struct."""
@@ -77,6 +84,8 @@ class Plan:
     maps: tuple[TensorMap, ...]
     struct: Struct
     barriers: tuple[Barrier, ...] = ()
+    parts: tuple[SharedPart, ...] = ()
+    """Of dynamic shared memory, in order, for who reports places in it."""
 
     @property
     def tensors(self) -> tuple[str, ...]:

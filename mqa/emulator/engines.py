@@ -17,6 +17,7 @@ from mqa.cuda.tensor_map import ADDRESS_BYTES, DESCRIPTOR_BYTES, TensorMap
 from mqa.emulator.alu import Binder, fail
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
+from mqa.emulator.order import Seen, merge
 from mqa.emulator.memory import PARAM_START, RANK_SHIFT, WINDOWS, Shared
 from mqa.emulator.parser import Address, Instruction
 from mqa.emulator.program import Effect, addresses, effect, number, values
@@ -25,7 +26,6 @@ from mqa.emulator.sync import MBarrier, barrier_at
 from mqa.emulator.warp import Wait, lanes
 
 if TYPE_CHECKING:
-    from mqa.emulator.machine import Cta
     from mqa.emulator.warp import Warp
 
 MAP_MAGIC = b"mqa.map\0"
@@ -150,7 +150,7 @@ def _words(chunks: Array) -> Array:
 
 
 def _copy_in(
-    cta: Cta,
+    warp: Warp,
     name: str,
     read: Callable[[], Array],
     targets: list[tuple[Shared, Array, MBarrier]],
@@ -158,8 +158,9 @@ def _copy_in(
 ) -> None:
     """Issue a copy to shared memory; its bytes go to 16-byte chunks, in order."""
     words = [_words(chunks) for _, chunks, _ in targets]
-    for (shared, _, _), index in zip(targets, words, strict=True):
+    for (shared, _, barrier), index in zip(targets, words, strict=True):
         shared.acquire(index, name, writes=True)
+        shared.order_write(index, warp.view, barrier.party, barrier.phase + 1, name)
 
     def act() -> None:
         data = read().reshape(-1).view("c16")
@@ -168,7 +169,7 @@ def _copy_in(
             shared.release(index, writes=True)
             barrier.deliver(size)
 
-    cta.machine.issue(Operation(name, act))
+    warp.cta.machine.issue(Operation(name, act))
 
 
 def _targets(warp: Warp, target: int, barrier: int, multicast: int | None) -> Any:
@@ -185,7 +186,7 @@ def _targets(warp: Warp, target: int, barrier: int, multicast: int | None) -> An
 
 
 def _known(barrier: MBarrier) -> MBarrier:
-    if not barrier.known_to_engines:
+    if not barrier.known_to_engines and barrier.cta.machine.checks.any:
         raise Finding(Kind.BARRIER, f"a copy uses {barrier} without fence.mbarrier_init before")
     return barrier
 
@@ -219,7 +220,7 @@ def tensor_copy(b: Binder, at: Instruction) -> Effect:
                     warp, int(target(warp)[lane]), int(barrier(warp)[lane]), chosen
                 )
             ]
-            _copy_in(warp.cta, str(tile), tile.load, targets, tile.bytes)
+            _copy_in(warp, str(tile), tile.load, targets, tile.bytes)
 
     return run
 
@@ -268,12 +269,14 @@ def _copy_out(
     """Issue a copy from 16-byte chunks of shared memory, in the thread's open bulk group."""
     shared, index = warp.cta.shared, _words(chunks)
     shared.acquire(index, name, writes=False)
+    warp.stores += 1
+    shared.order(index, warp.view, warp.store_party, warp.stores, name)
 
     def act() -> None:
         write(shared.data.view("c16")[chunks // 16].view(np.uint8))
         shared.release(index, writes=False)
 
-    operation = Operation(name, act)
+    operation = Operation(name, act, warp.stores)
     warp.bulk.setdefault(lane, [[]])[-1].append(operation)
     warp.cta.machine.issue(operation)
 
@@ -309,20 +312,21 @@ def bulk_copy(b: Binder, at: Instruction) -> Effect:
                 cta.shared.words(offset, size)
                 chunks = np.arange(offset, offset + size, 16) - cta.shared.start
                 targets.append((cta.shared, chunks, found))
-            read = _reader(warp, origin, size, name, from_shared=from_shared)
-            _copy_in(warp.cta, name, read, targets, size)
+            read = _reader(warp, origin, size, name, targets[0][2], from_shared=from_shared)
+            _copy_in(warp, name, read, targets, size)
 
     return run
 
 
 def _reader(
-    warp: Warp, origin: int, size: int, name: str, *, from_shared: bool
+    warp: Warp, origin: int, size: int, name: str, barrier: MBarrier, *, from_shared: bool
 ) -> Callable[[], Array]:
     if not from_shared:
         return lambda: warp.cta.machine.memory.range(origin, size, name)
     shared = warp.cta.shared
     words = shared.words(origin, size)
     shared.acquire(words, name, writes=False)
+    shared.order(words, warp.view, barrier.party, barrier.phase + 1, name)
 
     def read() -> Array:
         shared.release(words, writes=False)
@@ -357,22 +361,20 @@ def _into(target: Array) -> Callable[[Array], None]:
 
 
 class OperationsWait(Wait):
-    """For operations of this thread."""
+    """For operations that a party has done for this warp."""
 
-    def __init__(self, operations: list[Operation]) -> None:
-        self.operations = operations
+    def __init__(self, operations: list[Operation], party: int) -> None:
+        self.operations, self.party = operations, party
 
     def ready(self) -> bool:
         return all(operation.done for operation in self.operations)
 
+    def over(self, warp: Warp) -> None:
+        if warp.view is not None and self.operations:
+            warp.view.saw(self.party, max(operation.time for operation in self.operations))
+
     def __str__(self) -> str:
         return ", ".join(str(x) for x in self.operations if not x.done)
-
-
-def wait_for(operations: list[Operation]) -> Wait | None:
-    """A wait, unless all are done."""
-    wait = OperationsWait(operations)
-    return None if wait.ready() else wait
 
 
 @effect("cp.async.bulk.commit_group")
@@ -393,7 +395,7 @@ def bulk_wait(b: Binder, at: Instruction) -> Effect:
         for lane in np.flatnonzero(lanes(mask)).tolist():
             committed = warp.bulk.get(lane, [[]])[:-1]
             waited += itertools.chain(*committed[: len(committed) - newest])
-        return wait_for(waited)
+        return OperationsWait(waited, warp.store_party).unless_ready(warp)
 
     return run
 
@@ -427,6 +429,8 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
         words = (offsets[:, None] // 4 + np.arange(size // 4)).ravel()
         name = f"cp.async of {size} bytes by warp {warp.index}"
         shared.acquire(words, name, writes=True, proxy=False)
+        warp.copied += 1
+        shared.order_write(words, warp.view, warp.copy_party, warp.copied, name)
 
         def act() -> None:
             data = _gather(warp, origins, counts, size)
@@ -434,7 +438,7 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
             shared.release(words, writes=True)
             shared.soil(words, warp.index)
 
-        operation = Operation(name, act)
+        operation = Operation(name, act, warp.copied)
         warp.copies.append(operation)
         warp.cta.machine.issue(operation)
 
@@ -469,9 +473,15 @@ def cp_async_arrive(b: Binder, at: Instruction) -> Effect:
             for barrier in found:
                 barrier.pending += 1
 
+        told: Seen = {}
+        if warp.view is not None:
+            warp.view.release(told)
+            told[warp.copy_party] = warp.copied
+
         def act() -> None:
             warp.cta.shared.tell(warp.index)
             for barrier in found:
+                merge(barrier.told, told)
                 barrier.arrive()
 
         operation = Operation(f"arrival after cp.async of warp {warp.index}", act)
@@ -499,6 +509,7 @@ def cp_async_wait(b: Binder, at: Instruction) -> Effect:
     def run(warp: Warp, mask: int) -> Wait | None:
         groups = warp.copy_groups
         waited = list(itertools.chain(*groups[: len(groups) - newest]))
-        return wait_for(waited + warp.copies if every else waited)
+        waited += warp.copies if every else []
+        return OperationsWait(waited, warp.copy_party).unless_ready(warp)
 
     return run

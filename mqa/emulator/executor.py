@@ -7,18 +7,18 @@ import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mqa.cuda.plan import MAX_SHARED_BYTES, Plan
+from mqa.cuda.plan import MAX_SHARED_BYTES, Plan, SharedPart
 from mqa.cuda.tensor_map import TensorMap
 from mqa.emulator import parser
 from mqa.emulator.engines import encode_map
 from mqa.emulator.machine import Machine
-from mqa.emulator.memory import CONST_START, PARAM_START, Global, own_buffer
+from mqa.emulator.memory import CONST_START, PARAM_START, SHARED_START, Checks, Global, own_buffer
 from mqa.emulator.program import Program
 from mqa.emulator.scheduler import Scheduler
 
@@ -57,6 +57,7 @@ def run(
     cluster: int | None = None,
     schedule: str = "eager",
     seed: int = 0,
+    checks: bool | None = None,
 ) -> Summary:
     """Execute a kernel on the CPU.
 
@@ -72,6 +73,9 @@ def run(
         cluster: CTAs of a cluster; by default what the kernel itself requires.
         schedule: "eager", "lazy", "random" or "hunt".
         seed: Of the last two.
+        checks: None: all that the schedule leaves time for, which in "eager" is all but those of
+            order; True: all; False: none of those that a kernel can go on after, so that it does
+            what it would mostly do on hardware.
 
     Raises:
         EmulationError: The kernel does what it must not; its `report` tells what and where.
@@ -80,7 +84,21 @@ def run(
     """
     program, memory = _load(ptx, entry), Global()
     params, maps = _bind(program, memory, args)
-    return _launch(program, memory, params, maps, grid, block, cluster, smem_bytes, schedule, seed)
+    how = _How(schedule, seed, checks)
+    return _launch(program, memory, params, maps, grid, block, cluster, smem_bytes, how)
+
+
+class _How(NamedTuple):
+    schedule: str
+    seed: int
+    checks: bool | None
+    parts: Sequence[SharedPart] = ()
+    """Of dynamic shared memory."""
+
+    def what(self) -> Checks:
+        if self.checks is None:
+            return Checks(order=self.schedule != "eager")
+        return Checks(any=self.checks, order=self.checks)
 
 
 def _bind(
@@ -112,6 +130,7 @@ def run_plan(
     *,
     schedule: str = "eager",
     seed: int = 0,
+    checks: bool | None = None,
 ) -> Summary:
     """Execute what `mqa.cuda.driver` would launch; tensors by the names that the plan has."""
     bound: list[Argument] = []
@@ -131,7 +150,8 @@ def run_plan(
     program = _load(ptx, symbol)
     params, maps = _bind(program, memory, (*bound, packed))
     shape = (plan.grid, plan.threads, None, plan.shared_bytes)
-    return _launch(program, memory, params, maps, *shape, schedule, seed)
+    how = _How(schedule, seed, checks, plan.parts)
+    return _launch(program, memory, params, maps, *shape, how)
 
 
 def _launch(
@@ -143,8 +163,7 @@ def _launch(
     block: int | tuple[int, ...],
     cluster: int | None,
     smem_bytes: int,
-    schedule: str,
-    seed: int,
+    how: _How,
 ) -> Summary:
     if program.layout.initial:
         end = max(address + len(data) for address, data in program.layout.initial)
@@ -165,8 +184,10 @@ def _launch(
         cluster=size,
         dynamic_shared=smem_bytes,
         maps=maps,
+        checks=how.what(),
+        names=_names(program, how.parts),
     )
-    scheduler = Scheduler(machine, schedule, seed)
+    scheduler = Scheduler(machine, how.schedule, how.seed)
     with np.errstate(all="ignore"):
         scheduler.run()
     counts: Counter[int] = Counter()
@@ -174,6 +195,17 @@ def _launch(
         for warp in cta.warps:
             counts[warp.index] += warp.counts
     return Summary(scheduler.steps, counts)
+
+
+def _names(program: Program, parts: Sequence[SharedPart]) -> list[tuple[int, str]]:
+    """Parts of shared memory by their first addresses: variables, and those of the plan."""
+    start = SHARED_START + program.layout.static_shared
+    found = [(start + part.offset, part.name) for part in parts]
+    variables = {**program.module.variables, **program.entry.variables}
+    for data in variables.values():
+        if data.space == "shared" and data.size:
+            found.append((program.layout.symbols[data.name], data.name))
+    return sorted(found)
 
 
 def _check_launch(

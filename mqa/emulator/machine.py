@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mqa.emulator.alu import LANES
 from mqa.emulator.floats import Array
-from mqa.emulator.memory import Buffer, Global, Shared
+from mqa.emulator.memory import Buffer, Checks, Global, Shared
+from mqa.emulator.order import Order, Seen
 from mqa.emulator.reports import Finding, Kind
 from mqa.emulator.sync import REGISTERS_OF_CTA, MBarrier, NamedBarrier
 from mqa.emulator.warp import Wait, Warp
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class Operation:
     """Something asynchronous: `act` is called once, when the scheduler decides."""
 
-    def __init__(self, name: str, act: Callable[[], None]) -> None:
-        self.name, self._act = name, act
+    def __init__(self, name: str, act: Callable[[], None], time: int = 0) -> None:
+        self.name, self._act, self.time = name, act, time
+        """Of the party whose operation it is, see `mqa.emulator.order`."""
         self.done = False
         self.after: list[Operation] = []
         """Operations that have to be done before."""
@@ -43,16 +45,21 @@ class Operation:
 class Cluster(list["Cta"]):
     """CTAs by rank, and their barrier."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order | None) -> None:
         super().__init__()
         self.arrived = self.round = self.warps = 0
+        self.order = order
+        self.told: Seen = {}
+        """What arrivals of this round told."""
 
     def arrive(self) -> None:
         self.arrived += 1
         self._complete()
 
-    def leave(self) -> None:
+    def leave(self, warp: Warp) -> None:
         """A warp ended: nobody waits for it any more."""
+        if warp.view is not None:
+            warp.view.release(self.told)
         self.warps -= 1
         self._complete()
 
@@ -60,6 +67,7 @@ class Cluster(list["Cta"]):
         if self.warps and self.arrived == self.warps:
             self.arrived = 0
             self.round += 1
+            self.told = {}  # those who wait hold theirs
 
 
 class RegistersWait(Wait):
@@ -84,7 +92,8 @@ class Cta:
         self.machine, self.index, self.rank, self.cluster = machine, index, rank, cluster
         program = machine.program
         self.threads = machine.threads
-        self.shared = Shared(program.layout.static_shared + machine.dynamic_shared)
+        size = program.layout.static_shared + machine.dynamic_shared
+        self.shared = Shared(size, machine.checks, program.grain, machine.names)
         self.barriers: dict[int, MBarrier] = {}
         self._named: dict[int, NamedBarrier] = {}
         self._local: dict[int, Array] = {}
@@ -197,8 +206,11 @@ class Machine:
         cluster: int,
         dynamic_shared: int,
         maps: dict[int, Any],
+        checks: Checks,
+        names: Sequence[tuple[int, str]] = (),
     ) -> None:
         self.program, self.memory = program, memory
+        self.checks, self.names = checks, names
         self.params, self.maps = params, maps
         self.grid, self.block, self.cluster = grid, block, cluster
         self.threads = block[0] * block[1] * block[2]
@@ -220,7 +232,7 @@ class Machine:
             self.operations.append(operation)
 
     def start_cluster(self, first: int) -> None:
-        cluster = Cluster()
+        cluster = Cluster(Order() if self.checks.order else None)
         for rank in range(self.cluster):
             cta = Cta(self, first + rank, rank, cluster)
             cluster.append(cta)

@@ -17,6 +17,7 @@ from mqa.emulator import alu
 from mqa.emulator.alu import ALU, Binder, Function, Registers, fail
 from mqa.emulator.memory import CONST_START, PARAM_START, SHARED_START
 from mqa.emulator.parser import (
+    BYTES,
     Address,
     Data,
     Entry,
@@ -37,17 +38,24 @@ if TYPE_CHECKING:
 Effect = Callable[["Warp", int], "Wait | None"]
 EFFECTS: dict[str, Callable[[Binder, Instruction], Effect]] = {}
 """By the start of an opcode; the longest that fits counts."""
+CARRIES: dict[str, tuple[int, ...]] = {}
+"""Numbers of the operands that decide nothing: the effect carries them elsewhere."""
 
 
-def effect(*names: str) -> Callable[[Any], Any]:
+def effect(*names: str, carries: tuple[int, ...] = ()) -> Callable[[Any], Any]:
     """Register the binder of opcodes that begin so."""
 
     def register(function: Any) -> Any:
         for name in names:
             EFFECTS[name] = function
+            CARRIES[name] = carries
         return function
 
     return register
+
+
+Run = tuple[tuple[Function, ...], tuple[tuple[int, ...], ...], int, frozenset[int]]
+"""Functions, what each writes, the instruction after them, and all registers they touch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +125,14 @@ class Program:
         self.binder = Binder(entry.registers, self.layout.symbols)
         self.instructions = entry.instructions
         self.sources = [_registers_of(i) for i in self.instructions]
+        self.grain = min((4, *(_shared_bytes(i) for i in self.instructions)))
+        """Bytes of the smallest access that may be one of shared memory."""
         self.steps: list[Any] = []
-        self.runs: dict[int, tuple[tuple[Function, ...], tuple[tuple[int, ...], ...], int]] = {}
-        for instruction in self.instructions:
-            self.steps.append(self._bind(instruction))
+        self.deciding: dict[int, tuple[tuple[Register, ...], tuple[Register, ...]]] = {}
+        """The predicate of an instruction that is no arithmetic, and operands that decide."""
+        self.runs: dict[int, Run] = {}
+        for i, instruction in enumerate(self.instructions):
+            self.steps.append(self._bind(i, instruction))
         self.steps.append(Step(_nothing, None, exits=True))
         self._join_runs()
 
@@ -133,9 +145,10 @@ class Program:
         source = f"{self.module.files[file]}:{line}" if file in self.module.files else ""
         return at.line, at.opcode, source
 
-    def _bind(self, at: Instruction) -> Step | Function:
+    def _bind(self, index: int, at: Instruction) -> Step | Function:
         predicate = self._predicate(at)
         base = at.parts[0]
+        self.deciding[index] = (_guard(at), ())
         if base == "bra":
             return Step(_nothing, predicate, target=at.target)
         if base in ("ret", "exit"):
@@ -145,8 +158,10 @@ class Program:
             return function if predicate is None else self._guarded(at, function, predicate)
         parts = at.opcode.split(".")
         for length in range(len(parts), 0, -1):
-            found = EFFECTS.get(".".join(parts[:length]))
+            name = ".".join(parts[:length])
+            found = EFFECTS.get(name)
             if found is not None:
+                self.deciding[index] = (_guard(at), _registers_of(at, CARRIES[name]))
                 return Step(found(self.binder, at), predicate)
         fail(at, "this instruction is not modelled")
 
@@ -186,7 +201,11 @@ class Program:
                     break
                 end += 1
             dests = tuple(_dests(at) for at in self.instructions[start:end])
-            self.runs[start] = (tuple(self.steps[start:end]), dests, end)
+            touched = {place for places in dests for place in places}
+            for i in range(start, end):
+                touched |= {register.index for register in self.sources[i]}
+                touched |= {register.index for register in self.deciding[i][0]}
+            self.runs[start] = (tuple(self.steps[start:end]), dests, end, frozenset(touched))
             start = end
 
 
@@ -194,8 +213,22 @@ def _nothing(warp: Warp, mask: int) -> None:
     return None
 
 
-def _registers_of(at: Instruction) -> tuple[Register, ...]:
-    """All that an instruction names but what it only writes."""
+def _guard(at: Instruction) -> tuple[Register, ...]:
+    if at.predicate is None:
+        return ()
+    return (at.predicate.register if isinstance(at.predicate, Negated) else at.predicate,)
+
+
+def _shared_bytes(at: Instruction) -> int:
+    """Bytes of each element of an access that may be one of shared memory, else many."""
+    if at.parts[0] not in ("ld", "st", "atom", "red"):
+        return 16
+    spaces = {"global", "local", "param", "const"}.intersection(at.parts)
+    return BYTES.get(at.parts[-1], 16) if not spaces else 16
+
+
+def _registers_of(at: Instruction, without: tuple[int, ...] = ()) -> tuple[Register, ...]:
+    """All that an instruction names but what it only writes, and these operands."""
     found: list[Register] = []
 
     def visit(operand: Operand) -> None:
@@ -211,8 +244,9 @@ def _registers_of(at: Instruction) -> tuple[Register, ...]:
             for part in operand.coordinates:
                 visit(part)
 
+    reads_first = at.parts[0] in ("bar", "barrier")
     for i, operand in enumerate(at.operands):
-        if i > 0 or isinstance(operand, Address):
+        if (i > 0 or reads_first or isinstance(operand, Address)) and i not in without:
             visit(operand)
     return tuple(found)
 

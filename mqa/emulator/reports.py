@@ -11,8 +11,8 @@ class Kind(enum.Enum):
 
     OUT_OF_BOUNDS = "access out of bounds"
     MISALIGNED = "misaligned access"
-    UNWRITTEN = "copy of shared memory that was never written"
-    RACE = "access to shared memory that an asynchronous operation still uses"
+    UNWRITTEN = "use of shared memory that was never written"
+    RACE = "accesses to shared memory that nothing orders"
     PROXY_FENCE = "asynchronous access to bytes written without a proxy fence after"
     PENDING_REGISTER = "use of a register that an asynchronous operation still owns"
     PRODUCT_FENCE = "matrix product without wgmma.fence since registers were given back"

@@ -136,7 +136,7 @@ class Scheduler:
         self.steps += steps
         if warp.done:
             self.warps.remove(warp)
-            warp.cta.cluster.leave()
+            warp.cta.cluster.leave(warp)
             self.steps += 1
         return steps
 

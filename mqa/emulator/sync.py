@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mqa.emulator import taint
 from mqa.emulator.alu import DTYPES, LANES, Binder, fail
 from mqa.emulator.floats import Array
 from mqa.emulator.memory import RANK_SHIFT
+from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Instruction, Operand, Pair, Symbol
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
+from mqa.emulator.taint import Taint
 from mqa.emulator.warp import FULL, Wait, lanes, mask_of
 
 if TYPE_CHECKING:
@@ -25,15 +29,28 @@ MOST_ARRIVALS = (1 << 20) - 1
 class MBarrier:
     """An mbarrier object: phase, arrivals and bytes still to come."""
 
-    def __init__(self, cta: Cta, address: int, count: int) -> None:
-        self.cta, self.address = cta, address
+    def __init__(self, warp: Warp, address: int, count: int) -> None:
+        self.cta, self.address = warp.cta, address
         self.expected = self.pending = count
         self.phase = self.bytes = 0
         self.known_to_engines = False
         """Whether a fence followed the initialisation."""
+        view = warp.view
+        self.party = view.order.new_party() if view else 0
+        self.made = view.joined(0, warp.where, warp.current.pc) if view else 0
+        self.known: Seen = {}
+        """What those know that waited for the last phase that is over."""
+        self.told: Seen = {}
+        """What arrivals of this phase told."""
+        self._made_at = warp.place()
 
     def __str__(self) -> str:
-        return f"mbarrier at shared address {self.address:#x} of CTA {self.cta.index}"
+        name = self.cta.shared.name_of(self.address)
+        made = "" if name else f", initialised at {self._made_at}"
+        return (
+            f"mbarrier {name}{' ' if name else ''}at shared address {self.address:#x} of CTA "
+            f"{self.cta.index}{made}"
+        )
 
     def state(self) -> str:
         return (
@@ -70,6 +87,9 @@ class MBarrier:
             self.phase += 1
             self.pending = self.expected
             self.cta.machine.progress += 1
+            merge(self.known, self.told)
+            self.known[self.party] = self.phase
+            self.told = {}
 
 
 Members = Callable[["Warp", int], "tuple[int, Wait | None]"]
@@ -100,7 +120,14 @@ def barrier_at(warp: Warp, address: int) -> MBarrier:
     cta = warp.cta if rank == 0 else warp.cta.peer(rank - 1)
     found = cta.barriers.get(offset)
     if found is None:
-        raise Finding(Kind.BARRIER, f"no mbarrier was initialised at shared address {address:#x}")
+        name = cta.shared.name_of(offset)
+        where = f"{address:#x}{' (' * bool(name)}{name}{')' * bool(name)}"
+        raise Finding(Kind.BARRIER, f"no mbarrier was initialised at shared address {where}")
+    if warp.view is not None and (use := warp.view.later(found.made)) is not None:
+        raise Finding(
+            Kind.RACE,
+            f"{found} is used, and nothing orders that after its initialisation by {use.what}",
+        )
     return found
 
 
@@ -119,9 +146,9 @@ def mbarrier_init(b: Binder, at: Instruction) -> Effect:
             warp.cta.shared.check(np.array([address]), 8, "mbarrier.init")
             if not 1 <= count <= MOST_ARRIVALS:
                 raise Finding(Kind.BARRIER, f"count {count}, expected 1 to {MOST_ARRIVALS}")
-            if address in warp.cta.barriers:
+            if address in warp.cta.barriers and warp.cta.machine.checks.any:
                 raise Finding(Kind.BARRIER, f"{warp.cta.barriers[address]} is initialised again")
-            warp.cta.barriers[address] = MBarrier(warp.cta, address, count)
+            warp.cta.barriers[address] = MBarrier(warp, address, count)
             warp.new_barriers.append(warp.cta.barriers[address])
 
     return run
@@ -145,7 +172,7 @@ def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
     known |= {"release", "relaxed", "cta", "cluster"}
     if not known.issuperset(at.parts[1:]):
         fail(at, "this form is not modelled")
-    expects = "expect_tx" in at.parts
+    expects, releases = "expect_tx" in at.parts, "relaxed" not in at.parts
     token, place, *rest = at.operands
     where = addresses(b, place, at, "b64")
     amount = values(b, rest[0], "u32", at) if rest else None
@@ -154,12 +181,16 @@ def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
 
     def run(warp: Warp, mask: int) -> None:
         warp.cta.shared.tell(warp.index)
+        told: dict[MBarrier, int] = {}
         tokens = np.zeros(LANES, np.uint64)
         amounts = _each(amount(warp), mask) if amount else [1] * mask.bit_count()
         threads = np.flatnonzero(lanes(mask))
         for lane, address, value in zip(threads, _each(where(warp), mask), amounts, strict=True):
             barrier = barrier_at(warp, address)
             tokens[lane] = barrier.phase
+            if releases and warp.view is not None and told.get(barrier) != barrier.phase:
+                warp.view.release(barrier.told)
+                told[barrier] = barrier.phase
             if expects:
                 barrier.expect(value)
             barrier.arrive(1 if expects else value)
@@ -189,23 +220,26 @@ def mbarrier_tx(b: Binder, at: Instruction) -> Effect:
 def mbarrier_wait(b: Binder, at: Instruction) -> Effect:
     """try_wait suspends until the phase is over; test_wait answers at once."""
     by_parity, suspends = "parity" in at.parts, at.parts[1] == "try_wait"
+    acquires = "relaxed" not in at.parts
     place, cast = b.dest(at.operands[0], "pred", at)
     where = addresses(b, at.operands[1], at, "b64")
     phases = values(b, at.operands[2], "u32" if by_parity else "b64", at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        done = np.zeros(LANES, bool)
-        given = phases(warp)
+        asked = list(zip(where(warp).tolist(), phases(warp).tolist(), strict=True))
+        answers: dict[tuple[int, int], bool] = {}
         waits: list[PhaseWait] = []
-        for lane in np.flatnonzero(lanes(mask)) if mask != FULL else range(LANES):
-            barrier = barrier_at(warp, int(where(warp)[lane]))
-            parity = int(given[lane]) & 1
-            done[lane] = barrier.done(parity)
-            if not done[lane]:
-                waits.append(PhaseWait(barrier, parity))
         # All threads of a fragment mostly ask the same; it goes on when the first one may.
-        if suspends and len(waits) == mask.bit_count() and not warp.gives_up():
+        for address, phase in dict.fromkeys(itertools.compress(asked, lanes(mask))):
+            barrier = barrier_at(warp, address)
+            answers[address, phase] = barrier.done(phase & 1)
+            if not answers[address, phase]:
+                waits.append(PhaseWait(barrier, phase & 1))
+            elif acquires and warp.view is not None:
+                warp.view.acquire(barrier.known)
+        if suspends and len(waits) == len(answers) and not warp.gives_up():
             return waits[0]
+        done = np.array([answers.get(pair, False) for pair in asked])
         warp.write(place, cast(done) if cast else done, mask)
         return None
 
@@ -217,8 +251,7 @@ class NamedBarrier:
 
     def __init__(self, number: int) -> None:
         self.number, self.arrived, self.expected, self.round = number, 0, 0, 0
-        self.result = 0
-        self.gathered: list[tuple[int, int]] = []
+        self.told: Seen = {}
 
     def arrive(self, threads: int, expected: int) -> None:
         if self.arrived and expected != self.expected:
@@ -236,14 +269,19 @@ class NamedBarrier:
         if self.arrived == expected:
             self.arrived = 0
             self.round += 1
+            self.told = {}  # those of this round hold theirs
 
 
 class RoundWait(Wait):
     def __init__(self, barrier: NamedBarrier) -> None:
-        self.barrier, self.round = barrier, barrier.round
+        self.barrier, self.round, self.told = barrier, barrier.round, barrier.told
 
     def ready(self) -> bool:
         return self.barrier.round > self.round
+
+    def over(self, warp: Warp) -> None:
+        if warp.view is not None:
+            warp.view.acquire(self.told)
 
     def __str__(self) -> str:
         barrier = self.barrier
@@ -269,8 +307,10 @@ def bar(b: Binder, at: Instruction) -> Effect:
             raise Finding(Kind.BARRIER, f"{expected} threads, expected a multiple of {LANES}")
         warp.cta.shared.tell(warp.index)
         after = RoundWait(barrier)
+        if warp.view is not None:
+            warp.view.release(barrier.told)
         barrier.arrive(LANES, expected)
-        return after if waits and not after.ready() else None
+        return after.unless_ready(warp) if waits else None
 
     return run
 
@@ -288,10 +328,14 @@ def bar_warp_sync(b: Binder, at: Instruction) -> Effect:
 
 class ClusterWait(Wait):
     def __init__(self, cta: Cta) -> None:
-        self.cluster, self.round = cta.cluster, cta.cluster.round
+        self.cluster, self.round, self.told = cta.cluster, cta.cluster.round, cta.cluster.told
 
     def ready(self) -> bool:
         return self.cluster.round > self.round
+
+    def over(self, warp: Warp) -> None:
+        if warp.view is not None:
+            warp.view.acquire(self.told)
 
     def __str__(self) -> str:
         return f"its cluster: {self.cluster.arrived} of {self.cluster.warps} warps arrived"
@@ -299,6 +343,8 @@ class ClusterWait(Wait):
 
 @effect("barrier.cluster.arrive")
 def cluster_arrive(b: Binder, at: Instruction) -> Effect:
+    releases = "relaxed" not in at.parts
+
     def run(warp: Warp, mask: int) -> Wait | None:
         wait = warp.needs(mask, FULL)
         if wait is not None:
@@ -307,6 +353,8 @@ def cluster_arrive(b: Binder, at: Instruction) -> Effect:
             raise Finding(Kind.BARRIER, "a second arrival at the cluster barrier without a wait")
         warp.cta.shared.tell(warp.index)
         warp.cluster_wait = ClusterWait(warp.cta)
+        if releases and warp.view is not None:
+            warp.view.release(warp.cta.cluster.told)
         warp.cta.cluster.arrive()
         return None
 
@@ -322,7 +370,7 @@ def cluster_wait(b: Binder, at: Instruction) -> Effect:
         wait, warp.cluster_wait = warp.cluster_wait, None
         if wait is None:
             raise Finding(Kind.BARRIER, "a wait at the cluster barrier without an arrival")
-        return None if wait.ready() else wait
+        return wait.unless_ready(warp)
 
     return run
 
@@ -411,7 +459,7 @@ def _members(b: Binder, operand: Operand, at: Instruction) -> Members:
     return read
 
 
-@effect("shfl.sync")
+@effect("shfl.sync", carries=(1,))
 def shfl(b: Binder, at: Instruction) -> Effect:
     mode = at.parts[2]
     to = at.operands[0]
@@ -420,6 +468,7 @@ def shfl(b: Binder, at: Instruction) -> Effect:
     flag = b.dest(valid, "pred", at) if valid is not None else None
     given, by, form = (values(b, operand, "b32", at) for operand in at.operands[1:4])
     members = _members(b, at.operands[4], at)
+    source_register, _ = b.source(at.operands[1], "b32", at)
     lane = np.arange(LANES)
 
     def run(warp: Warp, mask: int) -> Wait | None:
@@ -438,7 +487,10 @@ def shfl(b: Binder, at: Instruction) -> Effect:
         taken = np.where(inside, source, lane)
         place, out = dest
         moved = value[taken]
+        held = warp.tainted.get(source_register)
         warp.write(place, out(moved) if out else moved, mask)
+        if held is not None:
+            taint.put(warp, place, Taint(held.lanes[taken], held.origin), lanes(mask))
         if flag is not None:
             warp.write(flag[0], inside, mask)
         return None
@@ -446,12 +498,14 @@ def shfl(b: Binder, at: Instruction) -> Effect:
     return run
 
 
-@effect("vote.sync")
+@effect("vote.sync", carries=(1,))
 def vote(b: Binder, at: Instruction) -> Effect:
+    """What all say about what was never written is taken as an answer: a kernel may ask about
+    rows that it then does not store. A ballot keeps them apart, so it holds such bits."""
     mode = at.parts[2]
     kind = "b32" if mode == "ballot" else "pred"
     place, out = b.dest(at.operands[0], kind, at)
-    flags = values(b, at.operands[1], "pred", at)
+    flags, (asked, _) = values(b, at.operands[1], "pred", at), b.source(at.operands[1], "pred", at)
     members = _members(b, at.operands[2], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
@@ -460,6 +514,7 @@ def vote(b: Binder, at: Instruction) -> Effect:
             return wait
         needed &= ~warp.exited
         votes = mask_of(flags(warp)) & needed
+        held = _united(warp, asked, needed) if mode == "ballot" else None
         if mode == "ballot":
             value: Array = np.full(LANES, votes, np.uint32)
         else:
@@ -467,6 +522,8 @@ def vote(b: Binder, at: Instruction) -> Effect:
             answers["uni"] = votes in (0, needed)
             value = np.full(LANES, answers[mode])
         warp.write(place, out(value) if out else value, mask)
+        if held is not None:
+            taint.put(warp, place, held, lanes(mask))
         return None
 
     return run
@@ -493,23 +550,34 @@ _REDUCE = {
 }
 
 
-@effect("redux.sync")
+def _united(warp: Warp, register: int, members: int) -> Taint | None:
+    """What all threads get of a register that some hold what was never written in."""
+    held = warp.tainted.get(register)
+    if held is None or not np.count_nonzero(held.lanes & lanes(members)):
+        return None
+    return Taint(np.ones(LANES, bool), held.origin)
+
+
+@effect("redux.sync", carries=(1,))
 def redux(b: Binder, at: Instruction) -> Effect:
     name, kind = at.parts[2], at.parts[-1]
     if name not in _REDUCE or kind not in ("u32", "s32", "b32"):
         fail(at, "this reduction is not modelled")
     reduce, dtype = _REDUCE[name], DTYPES[kind]
     place, out = b.dest(at.operands[0], kind, at)
-    given = values(b, at.operands[1], kind, at)
+    given, (source, _) = values(b, at.operands[1], kind, at), b.source(at.operands[1], kind, at)
     members = _members(b, at.operands[2], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
         needed, wait = members(warp, mask)
         if wait is not None:
             return wait
+        held = _united(warp, source, needed & ~warp.exited)
         picked = given(warp)[lanes(needed & ~warp.exited)]
         value = np.full(LANES, reduce.reduce(picked, dtype=dtype), dtype)
         warp.write(place, out(value) if out else value, mask)
+        if held is not None:
+            taint.put(warp, place, held, lanes(mask))
         return None
 
     return run

@@ -16,6 +16,8 @@ import numpy as np
 
 from mqa.emulator.alu import LANES, Pending, Registers
 from mqa.emulator.floats import Array
+from mqa.emulator import taint
+from mqa.emulator.order import View
 from mqa.emulator.reports import Finding, Kind
 
 if TYPE_CHECKING:
@@ -46,6 +48,16 @@ class Wait(ABC):
 
     @abstractmethod
     def ready(self) -> bool: ...
+
+    def over(self, warp: Warp) -> None:  # noqa: B027
+        """The fragment goes on after the instruction."""
+
+    def unless_ready(self, warp: Warp) -> Wait | None:
+        """The wait, or None and what follows it."""
+        if not self.ready():
+            return self
+        self.over(warp)
+        return None
 
     def gave_up(self) -> bool:
         """Whether it has a time limit, and that is over."""
@@ -107,6 +119,8 @@ class Warp:
         """Bulk stores of a thread: groups, the last one open."""
         self.new_barriers: list[Any] = []
         """Initialised, and not yet made known to asynchronous engines."""
+        self.stores = self.copied = 0
+        """Bulk stores and cp.async so far."""
         self.copies: list[Any] = []
         """cp.async operations of no group."""
         self.copy_groups: list[list[Any]] = []
@@ -119,6 +133,26 @@ class Warp:
         self.cluster_wait: Wait | None = None
         """Of an arrival at the cluster barrier that no wait followed yet."""
         self.given_up: Wait | None = None
+        order = cta.cluster.order
+        self.view = View(order) if order is not None else None
+        """What it has seen of others."""
+        self.tainted: dict[int, taint.Taint] = {}
+        """Registers that hold what was never written."""
+        self.unwritten: Array | None = None
+        """Of the last load: which threads met such bytes."""
+        self.local_taint: Array | None = None
+        """Bytes of local memory that hold such values, [threads, bytes]."""
+        self.copy_party = order.new_party() if order is not None else 0
+        self.store_party = order.new_party() if order is not None else 0
+        """Those of its cp.async and of its bulk stores."""
+
+    def place(self) -> str:
+        """The instruction that it is at."""
+        line, opcode, source = self.program.place(self.current.pc)
+        return f"{opcode} at PTX line {line}" + (f", {source}" if source else "")
+
+    def where(self) -> str:
+        return f"warp {self.index} of CTA {self.cta.index} ({self.place()})"
 
     @property
     def done(self) -> bool:
@@ -148,6 +182,7 @@ class Warp:
         if isinstance(wait, Sisters) and wait.anywhere:
             self._release(wait)
         elif wait is not None and not wait.retry:
+            wait.over(self)
             chosen.pc += 1
         return chosen
 
@@ -167,7 +202,10 @@ class Warp:
         while steps < budget:
             run = program.runs.get(fragment.pc)
             if run is not None:
-                self._run_simple(fragment, *run)
+                if self.tainted and not self.tainted.keys().isdisjoint(run[3]):
+                    self._run_tainted(fragment, *run[:3])
+                else:
+                    self._run_simple(fragment, *run[:3])
             elif (step := program.steps[fragment.pc]).target >= 0:
                 self._branch(fragment, step)
             elif step.exits:
@@ -187,12 +225,15 @@ class Warp:
     def _effect(self, fragment: Fragment, step: Any) -> bool:
         """Execute an instruction that others can see; whether the fragment goes on."""
         mask = fragment.mask
+        if self.tainted:
+            self._decide(fragment, step)
         if step.predicate is not None:
             mask &= self._holds(step.predicate)
         try:
             wait = step.effect(self, mask) if mask else None
         except (TypeError, AttributeError):
-            self._explain_pending(fragment.pc)
+            if self._explain_pending(fragment.pc):
+                return self._effect(fragment, step)
             raise
         if wait is not None:
             fragment.wait = wait
@@ -217,20 +258,52 @@ class Warp:
                     for place, old in zip(places, before, strict=True):
                         values[place] = merged(which, values[place], old)
         except (TypeError, AttributeError, Finding):
-            fragment.pc += next(i for i, f in enumerate(functions) if f is function)
-            self._explain_pending(fragment.pc)
+            done = next(i for i, f in enumerate(functions) if f is function)
+            fragment.pc += done
+            if self._explain_pending(fragment.pc):
+                self.counts += done
+                self._run_simple(fragment, functions[done:], dests[done:], end)
+                return
             raise
         self.counts += len(functions)
         fragment.pc = end
 
-    def _explain_pending(self, index: int) -> None:
-        """Raise a finding if the instruction used a register that is pending."""
+    def _run_tainted(self, fragment: Fragment, functions: Any, dests: Any, end: int) -> None:
+        """The same where registers hold what was never written."""
+        which = lanes(fragment.mask)
+        for function, places in zip(functions, dests, strict=True):
+            at = self.program.instructions[fragment.pc]
+            carried = taint.carried(self, at, self.program.sources[fragment.pc])
+            self._run_simple(fragment, (function,), (places,), fragment.pc + 1)
+            for place in places:
+                taint.put(self, place, carried, which)
+        fragment.pc = end
+
+    def _decide(self, fragment: Fragment, step: Any) -> None:
+        """Raise a finding if what was never written decides what an instruction does."""
+        guard, operands = self.program.deciding[fragment.pc]
+        mask = fragment.mask
+        taint.decides(self, guard, lanes(mask))
+        if step.predicate is not None:
+            mask &= self._holds(step.predicate)
+        taint.decides(self, operands, lanes(mask))
+
+    def _explain_pending(self, index: int) -> bool:
+        """Raise a finding if the instruction used a register that is pending.
+
+        Without checks such registers get what the operation gives; whether there were any.
+        """
+        found = False
         for register in self.program.sources[index]:
-            if isinstance(self.registers[register.index], Pending):
-                raise Finding(
-                    Kind.PENDING_REGISTER,
-                    f"{register.name} belongs to {self.registers[register.index].operation}",
-                ) from None
+            held = self.registers[register.index]
+            if not isinstance(held, Pending):
+                continue
+            if self.cta.machine.checks.any:
+                what = f"{register.name} belongs to {held.operation}"
+                raise Finding(Kind.PENDING_REGISTER, what) from None
+            held.operation.settle(self, held)  # type: ignore[attr-defined]
+            found = True
+        return found
 
     def _holds(self, predicate: tuple[int, bool]) -> int:
         """Mask of the threads whose predicate holds."""
@@ -241,6 +314,8 @@ class Warp:
     def _branch(self, fragment: Fragment, step: Any) -> None:
         taken = fragment.mask
         if step.predicate is not None:
+            if self.tainted:
+                self._decide(fragment, step)
             taken &= self._holds(step.predicate)
         if taken == fragment.mask:
             fragment.pc = step.target
@@ -263,6 +338,8 @@ class Warp:
         """Whether the whole fragment ended."""
         gone = fragment.mask
         if step.predicate is not None:
+            if self.tainted:
+                self._decide(fragment, step)
             gone &= self._holds(step.predicate)
         self.exited |= gone
         fragment.mask &= ~gone
@@ -297,6 +374,8 @@ class Warp:
 
     def write(self, place: int, value: Any, mask: int) -> None:
         """Set a register in the threads of a mask."""
+        if self.tainted:
+            taint.put(self, place, None, lanes(mask))
         if mask | self.exited == FULL:
             self.registers[place] = value
         else:

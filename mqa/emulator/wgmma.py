@@ -19,10 +19,12 @@ from mqa.emulator.alu import Binder, Pending, fail
 from mqa.emulator.engines import OperationsWait, swizzled
 from mqa.emulator.floats import E4M3, Array, f32_of_bf16
 from mqa.emulator.machine import Operation
-from mqa.emulator.parser import Immediate, Instruction, Operand, Vector
+from mqa.emulator.order import Order, View
+from mqa.emulator.parser import Immediate, Instruction, Operand, Register, Vector
 from mqa.emulator.program import Effect, effect, number, values
 from mqa.emulator.reports import Finding, Kind
-from mqa.emulator.warp import FULL, Wait
+from mqa.emulator.taint import Taint, decides, put
+from mqa.emulator.warp import FULL, Wait, lanes
 from mqa.testing.accumulators import HOPPER_BF16, HOPPER_FP8, FusedTruncating
 
 if TYPE_CHECKING:
@@ -199,6 +201,9 @@ class Product(Operation):
         self.pending: list[list[Pending]] = [[] for _ in range(GROUP_WARPS)]
         self.result: Array | None = None
         self.whole: Whole | None = None
+        self.taint: Array | None = None
+        """Sums with elements that were never written, [rows, columns]."""
+        self.origin = ""
         self.after = [before] if before is not None and not before.done else []
 
     def eligible(self) -> bool:
@@ -214,6 +219,12 @@ class Product(Operation):
         self.words.append(_words(self.b_chunks))
         for words in self.words:
             shared.acquire(words, self.name, writes=False, poison=True)
+
+    def order(self, view: View | None) -> None:
+        """All four warps came, and `view` has seen what they have."""
+        if view is not None:
+            for words in self.words:
+                self.cta.shared.order(words, view, view.party, self.time, self.name)
 
     def _place(self, descriptor: int, rows: int) -> Array:
         chunks = chunks_of(descriptor, rows)
@@ -233,6 +244,8 @@ class Product(Operation):
         else:
             a = _decoded(b"".join(x.tobytes() for x in self.a_registers), ROWS, self.kind)
         b = self._read(self.b_chunks)
+        if shared.checks.any:
+            self._look_for_unwritten()
         for words in self.words:
             shared.release(words, writes=False)
         if self.signs < 0:
@@ -245,6 +258,34 @@ class Product(Operation):
         else:
             self.result = multiply(a, b, start, self.kind)
         self.chained = None
+
+    def _look_for_unwritten(self) -> None:
+        if self.chained is not None and self.chained.taint is not None:
+            self.mark(self.chained.taint, self.chained.origin)
+        for chunks, rows in ((self.a_chunks, True), (self.b_chunks, False)):
+            if chunks is None:
+                continue
+            bad = self.cta.shared.unwritten(chunks.ravel() + self.cta.shared.start, 16)
+            if bad is not None:
+                which: Array = np.any(bad.reshape(chunks.shape), axis=1)
+                place = int(chunks.ravel()[bad][0]) + self.cta.shared.start
+                origin = f"{self.cta.shared.told(place)}, read by {self.name}"
+                self.mark(which[:, None] if rows else which[None, :], origin)
+
+    def mark(self, sums: Array, origin: str) -> None:
+        """These sums have elements that were never written."""
+        if self.taint is None:
+            self.taint, self.origin = np.zeros((ROWS, self.columns), bool), origin
+        self.taint |= sums
+
+    def start_with(self, warp: int, held: list[Taint | None]) -> None:
+        """Accumulator registers of a warp hold what was never written."""
+        row, column = fragment(self.columns)
+        for i, taint in enumerate(held):
+            if taint is not None:
+                sums = np.zeros((ROWS, self.columns), bool)
+                sums[row[i] + 16 * warp, column[i]] = taint.lanes
+                self.mark(sums, taint.origin)
 
     def _start(self) -> Array | None:
         if self.chained is not None:
@@ -263,6 +304,31 @@ class Product(Operation):
         assert self.result is not None
         row, column = fragment(self.columns)
         return list(self.result.astype(np.float32)[row + 16 * warp, column])
+
+    def settle(self, warp: Warp, pending: Pending) -> None:
+        """Give one of a warp's registers its value before anybody waited for it."""
+        machine = warp.cta.machine
+        while not self.done:
+            first = next(
+                x for x in self.cta.products[warp.index // GROUP_WARPS].products if not x.done
+            )
+            if first.joined < GROUP_WARPS:
+                raise Finding(Kind.DEADLOCK, f"{self} needs warps that did not come to it")
+            machine.operations.remove(first)
+            first.complete()
+        member = warp.index % GROUP_WARPS
+        value = self.registers(member)[self.pending[member].index(pending)]
+        for place, cast in pending.places:
+            if warp.registers[place] is pending:
+                warp.registers[place] = cast(value) if cast else value
+
+    def held(self, warp: int) -> Array | None:
+        """Which of them have elements that were never written; None if none has."""
+        if self.taint is None:
+            return None
+        row, column = fragment(self.columns)
+        found: Array = self.taint[row + 16 * warp, column]
+        return found
 
 
 @functools.cache
@@ -292,7 +358,8 @@ def _words(chunks: Array) -> Array:
 class Warpgroup:
     """The products of four warps."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order | None) -> None:
+        self.view = View(order) if order is not None else None
         self.products: list[Product] = []
         self.issued = [0] * GROUP_WARPS
 
@@ -304,6 +371,7 @@ class Warpgroup:
         if place == len(self.products):
             before = self.products[-1] if self.products else None
             self.products.append(Product(warp.cta, line, kind, columns, before))
+            self.products[-1].time = place + 1
         found = self.products[place]
         if found.line != line:
             raise Finding(
@@ -314,10 +382,19 @@ class Warpgroup:
         return found
 
 
+def _group(warp: Warp) -> Warpgroup:
+    groups = warp.cta.products
+    number = warp.index // GROUP_WARPS
+    if number not in groups:
+        groups[number] = Warpgroup(warp.cta.cluster.order)
+    found: Warpgroup = groups[number]
+    return found
+
+
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)\Z")
 
 
-@effect("wgmma.mma_async.sync.aligned")
+@effect("wgmma.mma_async.sync.aligned", carries=(1,))
 def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
     shape = _SHAPE.match(at.parts[4])
     kinds = at.parts[5:]
@@ -342,9 +419,9 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
         wait = warp.needs(mask, FULL)
         if wait is not None:
             return wait
-        if not warp.fenced_products:
+        if not warp.fenced_products and warp.cta.machine.checks.any:
             raise Finding(Kind.PRODUCT_FENCE, f"by warp {warp.index}")
-        group = warp.cta.products.setdefault(warp.index // GROUP_WARPS, Warpgroup())
+        group = _group(warp)
         product = group.product(warp, at.line, kind, columns)
         member = warp.index % GROUP_WARPS
         a_value, b_value = source(warp), int(descriptor(warp)[0])
@@ -358,8 +435,16 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
             raise Finding(Kind.DIVERGENCE, "warps of a warpgroup give wgmma different operands")
         if not from_shared:
             product.a_registers[member] = a_value
+            if warp.tainted:
+                _mark_rows(warp, product, a)
+        elif warp.tainted:
+            decides(warp, tuple(x for x in (a,) if isinstance(x, Register)), lanes(FULL))
         _own(warp, product, dests, adds=key[2])
         product.joined += 1
+        if group.view is not None and warp.view is not None:
+            group.view.acquire(warp.view.seen)
+        if product.joined == GROUP_WARPS:
+            product.order(group.view)
         warp.open_products.append(product)
         if warp.cta.machine.eager and product.eligible():
             warp.cta.machine.operations.remove(product)
@@ -399,6 +484,18 @@ def _a_source(b: Binder, a: Operand, at: Instruction) -> Any:
     return read
 
 
+def _mark_rows(warp: Warp, product: Product, a: Operand) -> None:
+    """Rows of A in registers that hold what was never written."""
+    assert isinstance(a, Vector)
+    row, _ = _fragment_a()
+    for i, part in enumerate(a.parts):
+        held = warp.tainted.get(part.index) if isinstance(part, Register) else None
+        if held is not None:
+            rows = np.zeros((ROWS, 1), bool)
+            rows[row[i, held.lanes, 0] + 16 * (warp.index % GROUP_WARPS)] = True
+            product.mark(rows, held.origin)
+
+
 def _own(warp: Warp, product: Product, dests: list[int], *, adds: bool) -> None:
     """Make a warp's accumulator registers the product's, and take what they hold as its start."""
     member = warp.index % GROUP_WARPS
@@ -415,9 +512,13 @@ def _own(warp: Warp, product: Product, dests: list[int], *, adds: bool) -> None:
         if any(isinstance(value, Pending) for value in held):
             raise Finding(Kind.PENDING_REGISTER, "a part of the accumulator belongs to a product")
         product.starts[member] = held
+        if warp.tainted:
+            product.start_with(member, [warp.tainted.get(place) for place in dests])
     product.pending[member] = [Pending(product, place) for place in dests]
     for place, pending in zip(dests, product.pending[member], strict=True):
         warp.registers[place] = pending
+        if warp.tainted:
+            warp.tainted.pop(place, None)
 
 
 def _same(held: list[Any], owned: list[Pending]) -> bool:
@@ -466,7 +567,10 @@ def wgmma_wait_group(b: Binder, at: Instruction) -> Effect:
         over = groups[: len(groups) - newest] if newest else groups
         waited = [product for group in over for product in group]
         if not all(product.done for product in waited):
-            return ProductsWait(waited)
+            return ProductsWait(waited, 0)
+        view = _group(warp).view
+        if view is not None:
+            OperationsWait(waited, view.party).over(warp)
         for product in waited:
             _give_back(warp, product)
         warp.fenced_products = warp.fenced_products and newest > 0
@@ -481,8 +585,12 @@ def _give_back(warp: Warp, product: Product) -> None:
     member = warp.index % GROUP_WARPS
     if not product.pending[member] or product.pending[member][0].operation is not product:
         return  # a later product adds to it
-    for pending, value in zip(product.pending[member], product.registers(member), strict=True):
+    held = product.held(member)
+    for i, value in enumerate(product.registers(member)):
+        pending = product.pending[member][i]
         for place, cast in pending.places:
             if warp.registers[place] is pending:
                 warp.registers[place] = cast(value) if cast else value
+                if held is not None:
+                    put(warp, place, Taint(held[i], product.origin), lanes(FULL))
     product.pending[member] = []

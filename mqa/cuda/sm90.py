@@ -38,6 +38,7 @@ from mqa.cuda.sm90_tiles import (
     q_pointers,
     q_scalars,
     row_bytes,
+    shared_parts,
     strides,
 )
 from mqa.cuda.tensor_map import ADDRESS_BYTES, TensorMap
@@ -122,6 +123,7 @@ def dense_plan(facts: DenseFacts) -> Plan:
         struct=_dense_arguments(facts, t),
         # 1 arrival, and the scales' bytes too, where these come in bulk.
         barriers=barriers(t, 1 + WARP, t.k_bytes),
+        parts=shared_parts(t),
     )
 
 

@@ -22,6 +22,7 @@ from mqa.cuda.sm90_tiles import (
     q_pointers,
     q_scalars,
     row_bytes,
+    shared_parts,
     strides,
 )
 from mqa.cuda.tensor_map import TensorMap
@@ -120,6 +121,7 @@ def paged_plan(facts: PagedFacts) -> Plan:
         maps=(k,) if t.converted else (q, k),
         struct=_paged_arguments(facts, t),
         barriers=barriers(t, 1, t.k_bytes + t.stage_rows * SCALE_BYTES),
+        parts=shared_parts(t),
     )
 
 

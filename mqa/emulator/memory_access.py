@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -253,11 +254,27 @@ def store(warp: Warp, space: str, places: Array, size: int, data: list[Array], m
             _local(local[rows], places + i * size, size)
             local.view(f"u{size}")[rows, (places + i * size) // size] = value
         return
+    if not warp.cta.machine.checks.any:
+        inside = _inside(warp, space, places, size * len(data))
+        places, data = places[inside], [value[inside] for value in data]
+        if not len(places):
+            return
     buffer = _buffer(warp, space, places)
     buffer.check(places, size * len(data), "store")
     first = (places - buffer.origin) // size
     for i, value in enumerate(data):
         buffer.view(size)[first + i] = value
+
+
+def _inside(warp: Warp, space: str, places: Array, size: int) -> list[int]:
+    """Numbers of the accesses that lie in some tensor."""
+    found = []
+    for i in range(len(places)):
+        here = places[i : i + 1]
+        with contextlib.suppress(Finding):
+            _buffer(warp, space, here).check(here, size, "store")
+            found.append(i)
+    return found
 
 
 _ATOMIC: dict[str, Callable[[Any, Any], Any]] = {

@@ -141,9 +141,23 @@ class Program:
         if index >= len(self.instructions):
             return 0, "end", ""
         at = self.instructions[index]
-        file, line = at.source or (0, 0)
-        source = f"{self.module.files[file]}:{line}" if file in self.module.files else ""
-        return at.line, at.opcode, source
+        return at.line, at.opcode, self._source(at.source or (0, 0))
+
+    def callers(self, index: int) -> tuple[str, ...]:
+        """Source lines that call the functions that an instruction is in, innermost first."""
+        if index >= len(self.instructions):
+            return ()
+        return tuple(map(self._source, self.instructions[index].callers))
+
+    def told(self, index: int) -> str:
+        """An instruction as reports tell it, with the names of files alone."""
+        line, opcode, source = self.place(index)
+        sources = [name.rpartition("/")[2] for name in (source, *self.callers(index)) if name]
+        return f"{opcode} at PTX line {line}" + "".join(f", {name}" for name in sources[:3])
+
+    def _source(self, place: tuple[int, int]) -> str:
+        file, line = place
+        return f"{self.module.files[file]}:{line}" if file in self.module.files else ""
 
     def _bind(self, index: int, at: Instruction) -> Step | Function:
         predicate = self._predicate(at)

@@ -39,6 +39,8 @@ class Report:
     cta: int = -1
     schedule: str = ""
     seed: int = 0
+    callers: tuple[str, ...] = ()
+    """Where the functions that this line is in are called, innermost first."""
 
     def __str__(self) -> str:
         lines = [f"{self.kind.value}: {self.message}"]
@@ -46,6 +48,7 @@ class Report:
             lines.append(f"  at PTX line {self.ptx_line}: {self.instruction}")
         if self.source:
             lines.append(f"  from {self.source}")
+        lines += [f"  called at {caller}" for caller in self.callers]
         if self.warp >= 0:
             lines.append(f"  by warp {self.warp} of CTA {self.cta}")
         lines.append(f"  seen with schedule={self.schedule!r}, seed={self.seed}")

@@ -148,8 +148,7 @@ class Warp:
 
     def place(self) -> str:
         """The instruction that it is at."""
-        line, opcode, source = self.program.place(self.current.pc)
-        return f"{opcode} at PTX line {line}" + (f", {source}" if source else "")
+        return self.program.told(self.current.pc)
 
     def where(self) -> str:
         return f"warp {self.index} of CTA {self.cta.index} ({self.place()})"
@@ -206,6 +205,8 @@ class Warp:
                     self._run_tainted(fragment, *run[:3])
                 else:
                     self._run_simple(fragment, *run[:3])
+                if fragment.wait is not None:
+                    return steps
             elif (step := program.steps[fragment.pc]).target >= 0:
                 self._branch(fragment, step)
             elif step.exits:
@@ -232,9 +233,9 @@ class Warp:
         try:
             wait = step.effect(self, mask) if mask else None
         except (TypeError, AttributeError):
-            if self._explain_pending(fragment.pc):
-                return self._effect(fragment, step)
-            raise
+            if not self._explain_pending(fragment):
+                raise
+            return fragment.wait is None and self._effect(fragment, step)
         if wait is not None:
             fragment.wait = wait
             return False
@@ -260,11 +261,15 @@ class Warp:
         except (TypeError, AttributeError, Finding):
             done = next(i for i, f in enumerate(functions) if f is function)
             fragment.pc += done
-            if self._explain_pending(fragment.pc):
-                self.counts += done
-                self._run_simple(fragment, functions[done:], dests[done:], end)
-                return
-            raise
+            if not self._explain_pending(fragment):
+                raise
+            self.counts += done
+            rest = functions[done:], dests[done:], end
+            if fragment.wait is None:
+                self._run_simple(fragment, *rest)
+            else:
+                self.program.runs[fragment.pc] = (*rest, frozenset())
+            return
         self.counts += len(functions)
         fragment.pc = end
 
@@ -288,20 +293,22 @@ class Warp:
             mask &= self._holds(step.predicate)
         taint.decides(self, operands, lanes(mask))
 
-    def _explain_pending(self, index: int) -> bool:
+    def _explain_pending(self, fragment: Fragment) -> bool:
         """Raise a finding if the instruction used a register that is pending.
 
-        Without checks such registers get what the operation gives; whether there were any.
+        Without checks the fragment waits for the operation, and then gets the register. Whether
+        there were any.
         """
         found = False
-        for register in self.program.sources[index]:
+        for register in self.program.sources[fragment.pc]:
             held = self.registers[register.index]
             if not isinstance(held, Pending):
                 continue
             if self.cta.machine.checks.any:
                 what = f"{register.name} belongs to {held.operation}"
                 raise Finding(Kind.PENDING_REGISTER, what) from None
-            held.operation.settle(self, held)  # type: ignore[attr-defined]
+            wait = held.operation.settle(self, held)  # type: ignore[attr-defined]
+            fragment.wait = fragment.wait or wait
             found = True
         return found
 

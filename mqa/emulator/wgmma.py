@@ -305,22 +305,16 @@ class Product(Operation):
         row, column = fragment(self.columns)
         return list(self.result.astype(np.float32)[row + 16 * warp, column])
 
-    def settle(self, warp: Warp, pending: Pending) -> None:
-        """Give one of a warp's registers its value before anybody waited for it."""
-        machine = warp.cta.machine
-        while not self.done:
-            first = next(
-                x for x in self.cta.products[warp.index // GROUP_WARPS].products if not x.done
-            )
-            if first.joined < GROUP_WARPS:
-                raise Finding(Kind.DEADLOCK, f"{self} needs warps that did not come to it")
-            machine.operations.remove(first)
-            first.complete()
+    def settle(self, warp: Warp, pending: Pending) -> Wait | None:
+        """Give one of a warp's registers its value before the warp waited for it."""
+        if not self.done:
+            return ProductsWait([self], 0)
         member = warp.index % GROUP_WARPS
         value = self.registers(member)[self.pending[member].index(pending)]
         for place, cast in pending.places:
             if warp.registers[place] is pending:
                 warp.registers[place] = cast(value) if cast else value
+        return None
 
     def held(self, warp: int) -> Array | None:
         """Which of them have elements that were never written; None if none has."""

@@ -41,7 +41,9 @@ def some_tiles() -> list[Tiles]:
 
 def storage(t: Tiles) -> str:
     numbers = (t.stages, t.stage_rows, t.columns)
-    return f"Tiling<{t.elements}, {t.heads}, {t.dim}, float, {', '.join(map(str, numbers))}>::Storage"
+    return (
+        f"Tiling<{t.elements}, {t.heads}, {t.dim}, float, {', '.join(map(str, numbers))}>::Storage"
+    )
 
 
 def test_parts_of_shared_memory_lie_where_the_kernels_have_them(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ class _Parser:
             self.entry.directives[word] = tuple(map(int, re.findall(r"\d+", text)))
 
     def _source_line(self, text: str) -> None:
-        """Where a function is inlined, the line of the call is told too, and before that its own."""
+        """Where a function is inlined, the line of the call is told too, and that one before."""
         place, _, call = text.partition("inlined_at")
         file, line = map(int, place.split()[1:3])
         self.callers = ()

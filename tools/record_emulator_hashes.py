@@ -36,6 +36,7 @@ LINES = ROOT / "tests" / "emulator" / "recorded.txt"
 VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 ACCURATE = "accurate "
 METADATA = "metadata "
+PARTS = (7, 132)
 
 
 def read_lines(path: Path = LINES) -> list[str]:
@@ -65,7 +66,7 @@ def input_digest(case: Case) -> str:
 
 
 def results(line: str, case: Case, backend: str) -> Iterator[Tensor]:
-    """What a line asks for: logits, or a schedule for 1, 7 and 132 SMs."""
+    """What a line asks for: logits, or schedules for some numbers of SMs."""
     if not line.startswith(METADATA):
         out = case.run(backend=backend)
         if not case.problem.clean:  # the rest is whatever the memory held
@@ -74,7 +75,7 @@ def results(line: str, case: Case, backend: str) -> Iterator[Tensor]:
         return
     chosen = next(one for one in BACKENDS if one.name == backend)
     problem, t = case.problem, case.tensors
-    for parts in (1, 7, 132):
+    for parts in PARTS:
         cuts = torch.full((parts + 1, 2), -7, dtype=torch.int32, device=case.device)
         if isinstance(problem, DenseProblem):
             chosen.dense_metadata(t["start"], t["end"], problem.N, problem.H, cuts)

@@ -82,16 +82,16 @@ class Tiles:
     def shared_bytes(self) -> int:
         """sizeof(SharedStorage)."""
         *_, last = _storage(self)
-        return _aligned(last.offset + last.count * last.size, 1024)
+        return _aligned(last.offset + last.number * last.size, 1024)
 
 
 class _Member(NamedTuple):
-    """One of SharedStorage: `count` elements of `size` bytes."""
+    """One of SharedStorage: `number` elements of `size` bytes."""
 
     name: str
     offset: int
     size: int
-    count: int
+    number: int
 
 
 @functools.cache

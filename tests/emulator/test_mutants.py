@@ -105,6 +105,7 @@ MUTANTS = (
            "if (threadIdx.x % kWarpSize < 16 && ptx::elect_one())",
            Kind.DEADLOCK, "threads 0xffff0000 of its warp", "16 && ptx::elect_one()", case="paged"),
 )  # fmt: skip
+QUICK = (REPEATED, "wgmma_wait_dropped", "stages_swapped", "too_few_bytes_expected")
 SAME = ("the_kernel_itself", "labels_renamed", "a_fence_more", "a_stage_more")
 FENCED = "    float dots[kColumns / 2];\n    ptx::wgmma_fence();\n"
 
@@ -161,7 +162,21 @@ def test_a_mistake_is_found_and_named(
     else:
         assert launch.report(binary, "hunt") is None
         assert not launch.right()
-    # What a test of results alone sees, of copies that are early as they mostly are.
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(m, id=m.name, marks=() if m.name in QUICK else pytest.mark.slow)
+        for m in MUTANTS
+    ],
+)
+def test_a_mistake_is_seen_without_checks_or_not(
+    mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a test of results alone sees, where copies and products are early as they mostly are."""
+    launch = launch_of(mutant.case, monkeypatch)
+    binary = compile_mutant(mutant, launch.plan.kernel, tmp_path)
     ended = launch.report(binary, "eager", checks=False) is None
     assert mutant.seen != (ended and launch.right())
 

@@ -29,7 +29,7 @@ LINES = [
     for line in (FOLDER / "recorded.txt").read_text().splitlines()
     if line.strip() and not line.startswith("#")
 ]
-PARTS = (1, 7, 132)
+PARTS = (7, 132)
 RECORDED = FOLDER / "recorded.json"
 needs_nvrtc = pytest.mark.skipif(
     compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"

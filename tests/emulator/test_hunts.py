@@ -15,13 +15,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 QUICK = {
-    "dense_fp8_64_128": "dense fp8 S=11 N=330 H=64 D=128 sms=2 regime=exact windows=random",
+    "dense_fp8_64_128": "dense fp8 S=9 N=200 H=64 D=128 sms=2 regime=exact windows=random",
     "dense_fp8_32_64": "dense fp8 S=9 N=140 H=32 D=64 out=bfloat16 regime=exact windows=packed",
     "paged_fp8_64_128": "paged fp8 B=3 next_n=1 H=64 D=128 P=64 blocks=20 columns=5 L=300 sms=2 "
     "regime=exact lens=random",
     "paged_fp8_16_64": "paged fp8 B=2 next_n=8 H=16 D=64 P=16 blocks=30 columns=11 L=160 clean=1 "
     "regime=exact lens=ramp",
-    "dense_mxfp8_64_64": "dense mxfp8 S=9 N=140 H=64 D=64 regime=exact windows=random",
+    "dense_mxfp8_64_64": "dense mxfp8 S=5 N=70 H=64 D=64 regime=exact windows=random",
     "paged_mxfp4_32_128": "paged mxfp4 B=2 next_n=1 H=32 D=128 P=32 blocks=12 columns=4 L=120 "
     "regime=exact lens=random",
 }

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 CASES = {
     "dense": "dense fp8 S=41 N=620 H=64 D=128 regime=exact",
-    "narrow": "dense fp8 S=41 N=620 H=64 D=64 regime=exact",
+    "narrow": "dense fp8 S=13 N=150 H=64 D=64 regime=exact",
     "mx": "dense mxfp4 S=41 N=300 H=64 D=64 regime=exact",
     "paged": "paged fp8 B=8 next_n=1 H=64 D=128 P=64 blocks=200 columns=20 L=1250 regime=exact "
     "lens=random seed=1",
@@ -232,7 +232,7 @@ def hunt_nothing(which: str, seeds: range, patch: pytest.MonkeyPatch, folder: Pa
 def test_a_change_that_is_no_mistake_is_not_found(
     which: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    hunt_nothing(which, range(2), monkeypatch, tmp_path)
+    hunt_nothing(which, range(1), monkeypatch, tmp_path)
 
 
 @pytest.mark.slow

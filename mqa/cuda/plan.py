@@ -72,6 +72,13 @@ class Role(NamedTuple):
     warps: range
 
 
+class SharedPart(NamedTuple):
+    """A member of a kernel's struct in shared memory, or one element of it."""
+
+    name: str
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One launch: `grid` blocks of `threads` threads, arguments the maps and then the struct."""
@@ -86,6 +93,8 @@ class Plan:
     barriers: tuple[Barrier, ...] = ()
     roles: tuple[Role, ...] = ()
     """Empty where all warps do the same."""
+    parts: tuple[SharedPart, ...] = ()
+    """Of dynamic shared memory, in order, for who reports places in it."""
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from mqa.cuda.sm90_tiles import (
     q_pointers,
     q_scalars,
     row_bytes,
+    shared_parts,
     strides,
 )
 from mqa.cuda.tensor_map import TensorMap
@@ -122,6 +123,7 @@ def paged_plan(facts: PagedFacts) -> Plan:
         struct=_paged_arguments(facts, t),
         barriers=barriers(t, 1, t.k_bytes + t.stage_rows * SCALE_BYTES),
         roles=ROLES,
+        parts=shared_parts(t),
     )
 
 

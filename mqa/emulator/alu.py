@@ -759,6 +759,17 @@ class Pending:
         else:
             self.places.append((to, before or cast))
 
+    def owned(self) -> list[Pending]:
+        """What an operation owns, of which it is made."""
+        return [self]
+
+    def holders(self, values: Registers) -> list[int]:
+        """Registers whose value depends on it."""
+        found = [place for place, _ in self.places if values[place] is self]
+        for derived in self.derived:
+            found += derived.holders(values)
+        return list(dict.fromkeys(found))
+
     def settle(self, values: Registers, value: Array) -> None:
         """The operation gave the register its value: so it does all that hold it."""
         for place, cast in self.places:
@@ -786,6 +797,10 @@ class Derived(Pending):
     @property
     def operation(self) -> object:  # type: ignore[override]
         return next(part.operation for part in self.parts if isinstance(part, Pending))
+
+    def owned(self) -> list[Pending]:
+        parts = [part for part in self.parts if isinstance(part, Pending)]
+        return list(dict.fromkeys(one for part in parts for one in part.owned()))
 
     def settle_part(self, values: Registers, settled: Pending, value: Array) -> None:
         self.parts = [value if part is settled else part for part in self.parts]

@@ -14,9 +14,16 @@ from torch import Tensor
 
 from mqa.cuda import cache, compiler
 from mqa.cuda.plan import Plan
-from mqa.cuda.sm90 import SM90, dense_cuts_plan, dense_facts, dense_plan, paged_cuts_plan
+from mqa.cuda.sm90 import (
+    SM90,
+    SM90_ACCURATE,
+    Hopper,
+    dense_cuts_plan,
+    dense_facts,
+    dense_plan,
+    paged_cuts_plan,
+)
 from mqa.cuda.sm90_paged import paged_facts, paged_plan
-from mqa.cuda.sm90_tiles import ELEMENTS
 from mqa.prepared import Launch
 from mqa.problem import Format, Problem
 from mqa.validate import DenseCall, PagedCall
@@ -61,24 +68,30 @@ def scheduled(
 
 
 class Emulated:
-    """What the backend `sm90` would launch, executed by `mqa.emulator`: slow, and checked."""
+    """What a backend of Hopper would launch, executed by `mqa.emulator`: slow, and checked."""
 
-    name = "sm90-emulated"
     by_default = False
+
+    def __init__(self, hopper: Hopper) -> None:
+        self._hopper = hopper
+
+    @property
+    def name(self) -> str:
+        return f"{self._hopper.name}-emulated"
 
     def reasons_against(self, problem: Problem, device: torch.device) -> Iterator[str]:
         if device.type != "cpu":
             yield f"emulates on the CPU, this is {device}"
         elif (missing := self.unusable_here()) is not None:
             yield missing
-        yield from SM90.problem_reasons(problem)
+        yield from self._hopper.problem_reasons(problem)
 
     def unusable_here(self) -> str | None:
         missing = compiler.unavailable()
         return None if missing is None else "; ".join(map(str.strip, missing.splitlines()))
 
     def dense(self, call: DenseCall, out: Tensor) -> Launch | None:
-        plan = dense_plan(dense_facts(call, out, ELEMENTS[call.problem.format]))
+        plan = dense_plan(dense_facts(call, out, self._hopper.elements[call.problem.format]))
         tensors = {
             "q": call.q,
             "q_scale": call.q_scale,
@@ -94,7 +107,7 @@ class Emulated:
         return None
 
     def paged(self, call: PagedCall, out: Tensor) -> None:
-        plan = paged_plan(paged_facts(call, out, ELEMENTS[call.problem.format]))
+        plan = paged_plan(paged_facts(call, out, self._hopper.elements[call.problem.format]))
         tensors = {
             "q": call.q,
             "q_scale": call.q_scale,
@@ -123,10 +136,10 @@ class Emulated:
         return False
 
     def accumulator(self, format: Format) -> str:
-        return SM90.accumulator(format)
+        return self._hopper.accumulator(format)
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
-        kernels = SM90.kernels_of(problem)
+        kernels = self._hopper.kernels_of(problem)
         for kernel in kernels:
             cache.get(kernel, ARCH)
         return tuple(map(str, kernels))
@@ -154,4 +167,5 @@ def execute(plan: Plan, tensors: Mapping[str, Tensor | None]) -> None:
     setting.launches.append(summary)
 
 
-SM90_EMULATED = Emulated()
+SM90_EMULATED = Emulated(SM90)
+SM90_ACCURATE_EMULATED = Emulated(SM90_ACCURATE)

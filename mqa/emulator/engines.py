@@ -18,6 +18,7 @@ from mqa.emulator.alu import Binder, fail
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
 from mqa.emulator.memory import PARAM_START, POISON, RANK_SHIFT, WINDOWS, Shared
+from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Address, Instruction
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
@@ -25,7 +26,6 @@ from mqa.emulator.sync import MBarrier, barrier_at
 from mqa.emulator.warp import Wait, lanes
 
 if TYPE_CHECKING:
-    from mqa.emulator.machine import Cta
     from mqa.emulator.warp import Warp
 
 MAP_MAGIC = b"mqa.map\0"
@@ -160,7 +160,7 @@ def _words(chunks: Array) -> Array:
 
 
 def copy_in(
-    cta: Cta,
+    warp: Warp,
     name: str,
     read: Callable[[], Array],
     targets: list[tuple[Shared, Array, MBarrier]],
@@ -168,8 +168,9 @@ def copy_in(
 ) -> None:
     """Issue a copy to shared memory; its bytes go to 16-byte chunks, in order."""
     words = [_words(chunks) for _, chunks, _ in targets]
-    for (shared, _, _), index in zip(targets, words, strict=True):
+    for (shared, _, barrier), index in zip(targets, words, strict=True):
         shared.acquire(index, name, writes=True)
+        shared.order_write(index, warp.view, barrier.party, barrier.phase + 1, name)
 
     def act() -> None:
         data = read().reshape(-1).view("c16")
@@ -180,7 +181,7 @@ def copy_in(
 
     first, chunks, _ = targets[0]
     address = first.start + int(chunks[0])
-    cta.machine.issue(Operation(name, act, bytes=size * len(targets), address=address))
+    warp.cta.machine.issue(Operation(name, act, bytes=size * len(targets), address=address))
 
 
 def targets_of(warp: Warp, target: int, barrier: int, multicast: int | None) -> Any:
@@ -197,7 +198,7 @@ def targets_of(warp: Warp, target: int, barrier: int, multicast: int | None) -> 
 
 
 def _known(barrier: MBarrier) -> MBarrier:
-    if not barrier.known_to_engines:
+    if not barrier.known_to_engines and barrier.cta.machine.checks.any:
         raise Finding(Kind.BARRIER, f"a copy uses {barrier} without fence.mbarrier_init before")
     return barrier
 
@@ -231,7 +232,7 @@ def tensor_copy(b: Binder, at: Instruction) -> Effect:
                     warp, int(target(warp)[lane]), int(barrier(warp)[lane]), chosen
                 )
             ]
-            copy_in(warp.cta, str(tile), tile.load, targets, tile.bytes)
+            copy_in(warp, str(tile), tile.load, targets, tile.bytes)
 
     return run
 
@@ -292,13 +293,15 @@ def _copy_out(
     """Issue a copy from 16-byte chunks of shared memory, in the thread's open bulk group."""
     shared, index = warp.cta.shared, _words(chunks)
     shared.acquire(index, name, writes=False)
+    warp.stores += 1
+    shared.order(index, warp.view, warp.store_party, warp.stores, name)
 
     def act() -> None:
         write(shared.data.view("c16")[chunks // 16].view(np.uint8))
         shared.release(index, writes=False)
 
     address = shared.start + int(chunks[0])
-    operation = Operation(name, act, bytes=16 * len(chunks), address=address)
+    operation = Operation(name, act, warp.stores, bytes=16 * len(chunks), address=address)
     warp.bulk.setdefault(lane, [[]])[-1].append(operation)
     warp.cta.machine.issue(operation)
 
@@ -334,25 +337,28 @@ def bulk_copy(b: Binder, at: Instruction) -> Effect:
                 cta.shared.words(offset, size)
                 chunks = np.arange(offset, offset + size, 16) - cta.shared.start
                 targets.append((cta.shared, chunks, found))
-            read = _reader(warp, origin, size, name, from_shared=from_shared)
-            copy_in(warp.cta, name, read, targets, size)
+            read = _reader(warp, origin, size, name, targets[0][2], from_shared=from_shared)
+            copy_in(warp, name, read, targets, size)
 
     return run
 
 
 def _reader(
-    warp: Warp, origin: int, size: int, name: str, *, from_shared: bool
+    warp: Warp, origin: int, size: int, name: str, barrier: MBarrier, *, from_shared: bool
 ) -> Callable[[], Array]:
     if from_shared:
-        return shared_reader(warp, origin, size, name)
+        return shared_reader(warp, origin, size, name, barrier)
     return lambda: warp.cta.machine.memory.range(origin, size, name)
 
 
-def shared_reader(warp: Warp, origin: int, size: int, name: str) -> Callable[[], Array]:
+def shared_reader(
+    warp: Warp, origin: int, size: int, name: str, barrier: MBarrier
+) -> Callable[[], Array]:
     """What reads bytes of a CTA's own shared memory once, when the operation completes."""
     shared = warp.cta.shared
     words = shared.words(origin, size)
     shared.acquire(words, name, writes=False)
+    shared.order(words, warp.view, barrier.party, barrier.phase + 1, name)
 
     def read() -> Array:
         shared.release(words, writes=False)
@@ -393,24 +399,22 @@ def _into(target: Array, change: Change | None) -> Callable[[Array], None]:
 
 
 class OperationsWait(Wait):
-    """For operations of this thread."""
+    """For operations that a party has done for this warp."""
 
     label = "asynchronous copies"
 
-    def __init__(self, operations: list[Operation]) -> None:
-        self.operations = operations
+    def __init__(self, operations: list[Operation], party: int) -> None:
+        self.operations, self.party = operations, party
 
     def ready(self) -> bool:
         return all(operation.done for operation in self.operations)
 
+    def over(self, warp: Warp) -> None:
+        if warp.view is not None and self.operations:
+            warp.view.saw(self.party, max(operation.time for operation in self.operations))
+
     def __str__(self) -> str:
         return ", ".join(str(x) for x in self.operations if not x.done)
-
-
-def wait_for(operations: list[Operation]) -> Wait | None:
-    """A wait, unless all are done."""
-    wait = OperationsWait(operations)
-    return None if wait.ready() else wait
 
 
 @effect("cp.async.bulk.commit_group")
@@ -431,7 +435,7 @@ def bulk_wait(b: Binder, at: Instruction) -> Effect:
         for lane in np.flatnonzero(lanes(mask)).tolist():
             committed = warp.bulk.get(lane, [[]])[:-1]
             waited += itertools.chain(*committed[: len(committed) - newest])
-        return wait_for(waited)
+        return OperationsWait(waited, warp.store_party).unless_ready(warp)
 
     return run
 
@@ -467,6 +471,8 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
         words = (offsets[:, None] // 4 + np.arange(size // 4)).ravel()
         name = f"cp.async of {size} bytes by warp {warp.index}"
         shared.acquire(words, name, writes=True, proxy=False)
+        warp.copied += 1
+        shared.order_write(words, warp.view, warp.copy_party, warp.copied, name)
 
         def act() -> None:
             data = _gather(warp, origins, counts, size)
@@ -474,7 +480,8 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
             shared.release(words, writes=True)
             shared.soil(words, warp.index)
 
-        operation = Operation(name, act, bytes=size * len(places), address=int(places[0]))
+        address = int(places[0])
+        operation = Operation(name, act, warp.copied, bytes=size * len(places), address=address)
         warp.copies.append(operation)
         warp.cta.machine.issue(operation)
 
@@ -509,9 +516,15 @@ def cp_async_arrive(b: Binder, at: Instruction) -> Effect:
             for barrier in found:
                 barrier.pending += 1
 
+        told: Seen = {}
+        if warp.view is not None:
+            warp.view.release(told)
+            told[warp.copy_party] = warp.copied
+
         def act() -> None:
             warp.cta.shared.tell(warp.index)
             for barrier in found:
+                merge(barrier.told, told)
                 barrier.arrive()
 
         operation = Operation(f"arrival after cp.async of warp {warp.index}", act)
@@ -539,6 +552,7 @@ def cp_async_wait(b: Binder, at: Instruction) -> Effect:
     def run(warp: Warp, mask: int) -> Wait | None:
         groups = warp.copy_groups
         waited = list(itertools.chain(*groups[: len(groups) - newest]))
-        return wait_for(waited + warp.copies if every else waited)
+        waited += warp.copies if every else []
+        return OperationsWait(waited, warp.copy_party).unless_ready(warp)
 
     return run

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mqa.cuda.plan import MAX_SHARED_BYTES, Plan, Role
+from mqa.cuda.plan import MAX_SHARED_BYTES, Plan, Role, SharedPart
 from mqa.cuda.tensor_map import TensorMap
 from mqa.emulator import parser
 from mqa.emulator.device import REGISTERS_OF_SM, launch_registers, pool_of
 from mqa.emulator.engines import encode_map
 from mqa.emulator.machine import Machine
-from mqa.emulator.memory import CONST_START, PARAM_START, Global, own_buffer
+from mqa.emulator.memory import CONST_START, PARAM_START, SHARED_START, Checks, Global, own_buffer
 from mqa.emulator.program import Program
 from mqa.emulator.reports import EmulationError, Kind
 from mqa.emulator.scheduler import Scheduler
@@ -49,11 +49,18 @@ class How:
 
     schedule: str = "eager"
     seed: int = 0
+    checks: bool | None = None
+    ignored: frozenset[Kind] = frozenset()
     timeline: Timeline | None = None
     kernel: str = ""
     roles: tuple[Role, ...] = ()
-    ignored: frozenset[Kind] = frozenset()
-    """What is not looked for."""
+    parts: Sequence[SharedPart] = ()
+    """Of dynamic shared memory."""
+
+    def looked_for(self) -> Checks:
+        if self.checks is None:
+            return Checks(order=self.schedule != "eager", ignored=self.ignored)
+        return Checks(self.checks, self.checks, self.ignored)
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ def run(
     cluster: int | tuple[int, ...] | None = None,
     schedule: str = "eager",
     seed: int = 0,
+    checks: bool | None = None,
     ignore: Collection[Kind] = (),
     trace: str | os.PathLike[str] | None = None,
 ) -> Summary:
@@ -95,8 +103,11 @@ def run(
             requires.
         schedule: "eager", "lazy", "random" or "hunt".
         seed: Of the last two.
-        ignore: What is not looked for, of `Kind.PROXY_FENCE` and `Kind.PRODUCT_FENCE`: for kernels
-            that do without on hardware.
+        checks: None: all that the schedule leaves time for, which in "eager" is all but those of
+            order; True: all; False: none of those that a kernel can go on after, so that it does
+            what it would mostly do on hardware.
+        ignore: What alone is not looked for, of `Kind.PROXY_FENCE` and `Kind.PRODUCT_FENCE`: for
+            kernels that do without on hardware, and of which all else is to be checked.
         trace: File that gets the launch's timeline as Chrome-trace JSON, also where it fails.
 
     Raises:
@@ -112,7 +123,7 @@ def run(
     params, maps = _bind(program, memory, args)
     shape = Shape(grid, block, cluster, smem_bytes)
     with traced(trace) as timeline:
-        how = How(schedule, seed, timeline, program.entry.name, ignored=frozenset(ignore))
+        how = How(schedule, seed, checks, frozenset(ignore), timeline, program.entry.name)
         return _launch(program, memory, params, maps, shape, how)
 
 
@@ -154,6 +165,7 @@ def run_plan(
     *,
     schedule: str = "eager",
     seed: int = 0,
+    checks: bool | None = None,
     timeline: Timeline | None = None,
 ) -> Summary:
     """Execute what `mqa.cuda.driver` would launch; tensors by the names that the plan has."""
@@ -174,7 +186,15 @@ def run_plan(
     program = _load(ptx, symbol)
     params, maps = _bind(program, memory, (*bound, packed))
     shape = Shape(plan.grid, plan.threads, None, plan.shared_bytes)
-    how = How(schedule, seed, timeline, str(plan.kernel), plan.roles)
+    how = How(
+        schedule,
+        seed,
+        checks,
+        timeline=timeline,
+        kernel=str(plan.kernel),
+        roles=plan.roles,
+        parts=plan.parts,
+    )
     return _launch(program, memory, params, maps, shape, how)
 
 
@@ -206,7 +226,8 @@ def _launch(
         cluster=cluster,
         dynamic_shared=shape.smem_bytes,
         maps=maps,
-        ignored=how.ignored,
+        checks=how.looked_for(),
+        names=_names(program, how.parts),
     )
     return _execute(machine, how)
 
@@ -228,6 +249,17 @@ def _execute(machine: Machine, how: How) -> Summary:
     counts = dict(sorted(machine.instructions.items()))
     kinds = opcodes(program, machine.executed)
     return Summary(scheduler.steps, counts, kinds, how.kernel, how.roles)
+
+
+def _names(program: Program, parts: Sequence[SharedPart]) -> list[tuple[int, str]]:
+    """Parts of shared memory by their first addresses: variables, and those of the plan."""
+    start = SHARED_START + program.layout.static_shared
+    found = [(start + part.offset, part.name) for part in parts]
+    variables = {**program.module.variables, **program.entry.variables}
+    for data in variables.values():
+        if data.space == "shared" and data.size:
+            found.append((program.layout.symbols[data.name], data.name))
+    return sorted(found)
 
 
 def _check_launch(

@@ -11,7 +11,8 @@ import numpy as np
 
 from mqa.emulator.alu import LANES
 from mqa.emulator.floats import Array
-from mqa.emulator.memory import Buffer, Global, Shared
+from mqa.emulator.memory import Buffer, Checks, Global, Shared
+from mqa.emulator.order import Order, Seen
 from mqa.emulator.reports import Finding, Kind
 from mqa.emulator.device import SMS, launch_registers, pool_of
 from mqa.emulator.sync import GROUP_WARPS, MBarrier, NamedBarrier
@@ -26,9 +27,16 @@ class Operation:
     """Something asynchronous: `act` is called once, when the scheduler decides."""
 
     def __init__(
-        self, name: str, act: Callable[[], None], *, bytes: int = 0, address: int | None = None
+        self,
+        name: str,
+        act: Callable[[], None],
+        time: int = 0,
+        *,
+        bytes: int = 0,
+        address: int | None = None,
     ) -> None:
-        self.name, self._act = name, act
+        self.name, self._act, self.time = name, act, time
+        """The time is that of the party whose operation it is, see `mqa.emulator.order`."""
         self.bytes, self.address = bytes, address
         """What it moves, and where in shared memory; for those who look."""
         self.done = False
@@ -59,9 +67,12 @@ LEAST_REGISTERS = 24
 class Cluster(list["Cta"]):
     """CTAs by rank, and their barrier."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order | None) -> None:
         super().__init__()
         self.arrived = self.round = self.warps = 0
+        self.order = order
+        self.told: Seen = {}
+        """What arrivals of this round told."""
 
     def arrive(self) -> None:
         self.arrived += 1
@@ -69,6 +80,8 @@ class Cluster(list["Cta"]):
 
     def leave(self, warp: Warp) -> None:
         """A warp ended: nobody waits for it any more, and an arrival of its is taken back."""
+        if warp.view is not None:
+            warp.view.release(self.told)
         self.warps -= 1
         wait = warp.cluster_wait
         if wait is not None and not wait.ready():
@@ -79,6 +92,7 @@ class Cluster(list["Cta"]):
         if self.warps and self.arrived == self.warps:
             self.arrived = 0
             self.round += 1
+            self.told = {}  # those who wait hold theirs
 
 
 class RegistersWait(Wait):
@@ -113,8 +127,8 @@ class Cta:
         """Coordinates in the grid."""
         program = machine.program
         self.threads = machine.threads
-        self.shared = Shared(program.layout.static_shared + machine.dynamic_shared)
-        self.shared.needs_fences = Kind.PROXY_FENCE not in machine.ignored
+        size = program.layout.static_shared + machine.dynamic_shared
+        self.shared = Shared(size, machine.checks, program.grain, machine.names)
         self.barriers: dict[int, MBarrier] = {}
         self._named: dict[int, NamedBarrier] = {}
         self._local: dict[int, Array] = {}
@@ -280,10 +294,12 @@ class Machine:
         cluster: tuple[int, int, int],
         dynamic_shared: int,
         maps: dict[int, Any],
-        ignored: frozenset[Kind] = frozenset(),
+        checks: Checks,
+        names: Sequence[tuple[int, str]] = (),
     ) -> None:
         self.program, self.memory = program, memory
-        self.params, self.maps, self.ignored = params, maps, ignored
+        self.checks, self.names = checks, names
+        self.params, self.maps = params, maps
         self.grid, self.block, self.cluster = grid, block, cluster
         self.ctas_of_cluster = math.prod(cluster)
         self.threads = math.prod(block)
@@ -318,7 +334,7 @@ class Machine:
 
     def start_cluster(self, number: int) -> list[Cta]:
         """The CTAs of the grid's cluster of that number."""
-        sizes, cluster = self.cluster, Cluster()
+        sizes, cluster = self.cluster, Cluster(Order() if self.checks.order else None)
         across = [extent // size for extent, size in zip(self.grid, sizes, strict=True)]
         first = _coordinates(number, across)
         for rank in range(self.ctas_of_cluster):

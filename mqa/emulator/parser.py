@@ -116,6 +116,8 @@ class Instruction:
     """File number and line of the CUDA source, from `.loc`."""
     target: int = -1
     """Of a branch: index of the instruction it goes to."""
+    callers: tuple[tuple[int, int], ...] = ()
+    """Likewise, where functions are called that were inlined, innermost first."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -177,6 +179,7 @@ class _Scope:
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
+_MOST_CALLERS = 16
 _LINE_DIRECTIVES = {"version", "target", "address_size", "file", "loc", "maxntid", "reqntid"}
 _LINE_DIRECTIVES |= {"minnctapersm", "maxnreg", "explicitcluster", "reqnctapercluster"}
 _LINE_DIRECTIVES |= {"maxclusterrank"}
@@ -211,6 +214,9 @@ class _Parser:
         self.entry: Entry | None = None
         self.scope: _Scope | None = None
         self.source: tuple[int, int] | None = None
+        self.callers: tuple[tuple[int, int], ...] = ()
+        self.called_at: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        """Of the lines seen last: where the function is called that they are in."""
         self.branches: list[tuple[Instruction, _Scope]] = []
 
     def run(self) -> Module:
@@ -314,12 +320,22 @@ class _Parser:
             number, path = text.split(maxsplit=2)[1:]
             self.module.files[int(number)] = path.split('"')[1]
         elif word == "loc":
-            numbers = text.split()[1:3]
-            self.source = (int(numbers[0]), int(numbers[1]))
+            self._source_line(text)
         elif word in _LAUNCH_DIRECTIVES and self.entry is not None:
             self.entry.directives[word] = tuple(
                 int(x) for x in text.split(maxsplit=1)[1].split(",")
             )
+
+    def _source_line(self, text: str) -> None:
+        """Where a function is inlined, the line of the call is told too, and that one before."""
+        place, _, call = text.partition("inlined_at")
+        file, line = map(int, place.split()[1:3])
+        self.callers = ()
+        if call:
+            at = int(call.split()[0]), int(call.split()[1])
+            self.callers = (at, *self.called_at.get(at, ()))[:_MOST_CALLERS]
+        self.source = (file, line)
+        self.called_at[file, line] = self.callers
 
     def _registers(self, text: str) -> None:
         if self.scope is None:
@@ -395,7 +411,9 @@ class _Parser:
             parsed = tuple(self._operand(part) for part in _split(operands))
         except PtxError as error:
             raise PtxError(f"PTX line {line}: {error}") from None
-        instruction = Instruction(opcode, parsed, predicate, line, self.source)
+        instruction = Instruction(
+            opcode, parsed, predicate, line, self.source, callers=self.callers
+        )
         if instruction.parts[0] == "bra":
             self.branches.append((instruction, self.scope))
         self.entry.instructions.append(instruction)

@@ -139,7 +139,7 @@ def _to_cluster(b: Binder, at: Instruction, change: Change) -> Effect:
             ((cta, offset, found),) = targets_of(warp, place, int(barrier(warp)[lane]), None)
             cta.shared.words(offset, size)
             first = offset - cta.shared.start
-            read = shared_reader(warp, origin, size, name)
+            read = shared_reader(warp, origin, size, name, found)
 
             def combined(
                 read: Any = read, memory: Array = cta.shared.data[first : first + size]
@@ -147,6 +147,6 @@ def _to_cluster(b: Binder, at: Instruction, change: Change) -> Effect:
                 return change(memory, read())
 
             chunks = np.arange(first, first + size, 16)
-            copy_in(warp.cta, name, combined, [(cta.shared, chunks, found)], size)
+            copy_in(warp, name, combined, [(cta.shared, chunks, found)], size)
 
     return run

@@ -177,17 +177,13 @@ class Scheduler:
             kind = Kind.REGISTERS
         told = [
             f"warp {warp.index} of CTA {warp.cta.index} "
-            f"({self._where(warp, fragment.pc)}) waits for {fragment.wait}"
+            f"({warp.program.told(fragment.pc)}) waits for {fragment.wait}"
             for warp in self.warps
             for fragment in warp.fragments
         ]
         # Nobody is at fault alone.
         self.running = None
         raise Finding(kind, "; ".join(told[:40]))
-
-    def _where(self, warp: Warp, pc: int) -> str:
-        line, opcode, source = warp.program.place(pc)
-        return f"{opcode} at PTX line {line}" + (f", {source}" if source else "")
 
     def _report(self, finding: Finding) -> Report:
         schedule, seed = self.schedule, self.seed
@@ -196,4 +192,5 @@ class Scheduler:
             return Report(finding.kind, finding.message, schedule=schedule, seed=seed)
         line, opcode, source = warp.program.place(warp.current.pc)
         place = (line, opcode, source, warp.index, warp.cta.index)
-        return Report(finding.kind, finding.message, *place, schedule, seed)
+        callers = warp.program.callers(warp.current.pc)
+        return Report(finding.kind, finding.message, *place, schedule, seed, callers)

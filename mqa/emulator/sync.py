@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from mqa.emulator import taint
 from mqa.emulator.alu import DTYPES, LANES, Binder, fail
 from mqa.emulator.floats import Array
 from mqa.emulator.memory import RANK_SHIFT, WINDOWS
+from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Instruction, Operand, Pair, Symbol
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
+from mqa.emulator.taint import Taint
 from mqa.emulator.warp import FULL, Wait, lanes, mask_of
 
 if TYPE_CHECKING:
@@ -33,15 +36,28 @@ _SCOPES = {"cta", "cluster"}
 class MBarrier:
     """An mbarrier object: phase, arrivals and bytes still to come."""
 
-    def __init__(self, cta: Cta, address: int, count: int) -> None:
-        self.cta, self.address = cta, address
+    def __init__(self, warp: Warp, address: int, count: int) -> None:
+        self.cta, self.address = warp.cta, address
         self.expected = self.pending = count
         self.phase = self.bytes = 0
         self.known_to_engines = False
         """Whether a fence followed the initialisation."""
+        view = warp.view
+        self.party = view.order.new_party() if view else 0
+        self.made = view.joined(0, warp.where, warp.current.pc) if view else 0
+        self.known: Seen = {}
+        """What those know that waited for the last phase that is over."""
+        self.told: Seen = {}
+        """What arrivals of this phase told."""
+        self._made_at = warp.place()
 
     def __str__(self) -> str:
-        return f"mbarrier at shared address {self.address:#x} of CTA {self.cta.index}"
+        name = self.cta.shared.name_of(self.address)
+        made = "" if name else f", initialised at {self._made_at}"
+        return (
+            f"mbarrier {name}{' ' if name else ''}at shared address {self.address:#x} of CTA "
+            f"{self.cta.index}{made}"
+        )
 
     def state(self) -> str:
         return (
@@ -90,6 +106,9 @@ class MBarrier:
             machine.progress += 1
             if machine.recorder is not None:
                 machine.recorder.flipped(self)
+            merge(self.known, self.told)
+            self.known[self.party] = self.phase
+            self.told = {}
 
 
 Members = Callable[["Warp", int], "tuple[int, Wait | None]"]
@@ -158,7 +177,14 @@ def barrier_at(warp: Warp, address: int) -> MBarrier:
     cta, offset = _place(warp, address)
     found = cta.barriers.get(offset)
     if found is None:
-        raise Finding(Kind.BARRIER, f"no mbarrier was initialised at shared address {address:#x}")
+        name = cta.shared.name_of(offset)
+        where = f"{address:#x}{' (' * bool(name)}{name}{')' * bool(name)}"
+        raise Finding(Kind.BARRIER, f"no mbarrier was initialised at shared address {where}")
+    if warp.view is not None and (use := warp.view.later(found.made)) is not None:
+        raise Finding(
+            Kind.RACE,
+            f"{found} is used, and nothing orders that after its initialisation by {use.what}",
+        )
     return found
 
 
@@ -195,9 +221,9 @@ def mbarrier_init(b: Binder, at: Instruction) -> Effect:
             warp.cta.shared.check(np.array([address]), 8, "mbarrier.init")
             if not 1 <= count <= MOST_ARRIVALS:
                 raise Finding(Kind.BARRIER, f"count {count}, expected 1 to {MOST_ARRIVALS}")
-            if address in warp.cta.barriers:
+            if address in warp.cta.barriers and warp.cta.machine.checks.any:
                 raise Finding(Kind.BARRIER, f"{warp.cta.barriers[address]} is initialised again")
-            warp.cta.barriers[address] = MBarrier(warp.cta, address, count)
+            warp.cta.barriers[address] = MBarrier(warp, address, count)
             warp.new_barriers.append(warp.cta.barriers[address])
 
     return run
@@ -223,6 +249,7 @@ def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
     _check_form(at, {*_ANY, *_SCOPES, "release", "relaxed", "expect_tx", "noComplete"})
     drop, expects = at.parts[1] == "arrive_drop", "expect_tx" in at.parts
     completes = "noComplete" not in at.parts
+    releases = "relaxed" not in at.parts
     token, place, *rest = at.operands
     if (expects or not completes) and len(rest) != 1:
         fail(at, "expected a number after the address")
@@ -235,12 +262,16 @@ def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
 
     def run(warp: Warp, mask: int) -> None:
         warp.cta.shared.tell(warp.index)
+        told: dict[MBarrier, int] = {}
         tokens = np.zeros(LANES, np.uint64)
         amounts = _each(amount(warp), mask) if amount else [1] * mask.bit_count()
         threads = np.flatnonzero(lanes(mask))
         for lane, address, value in zip(threads, _each(where(warp), mask), amounts, strict=True):
             barrier = barrier_at(warp, address)
             tokens[lane] = barrier.token()
+            if releases and warp.view is not None and told.get(barrier) != barrier.phase:
+                warp.view.release(barrier.told)
+                told[barrier] = barrier.phase
             if expects:
                 barrier.expect(value)
             barrier.arrive(1 if expects else value, drop=drop, completes=completes)
@@ -277,6 +308,7 @@ def mbarrier_wait(b: Binder, at: Instruction) -> Effect:
     by_parity, suspends = "parity" in at.parts, at.parts[1] == "try_wait"
     if len(at.operands) not in ((3, 4) if suspends else (3,)):
         fail(at, f"{len(at.operands)} operands")
+    acquires = "relaxed" not in at.parts
     place, cast = b.dest(at.operands[0], "pred", at)
     if cast is not None:
         fail(at, f"{at.operands[0]} is no predicate")
@@ -297,6 +329,10 @@ def mbarrier_wait(b: Binder, at: Instruction) -> Effect:
         over = {one: wait.over() for one, wait in wanted.items()}
         if suspends and not any(over.values()) and not warp.gives_up():
             return PhaseWait(wanted.values())
+        if acquires and warp.view is not None:
+            for one, wait in wanted.items():
+                if over[one]:
+                    warp.view.acquire(wait.barrier.known)
         done = np.zeros(LANES, bool)
         done[lanes(mask)] = [over[one] for one in asked]
         warp.write(place, done, mask)
@@ -327,6 +363,8 @@ class NamedBarrier:
         self.arrived = self.expected = self.round = 0
         self.of_all = False
         """Whether the round is for all threads that did not end, not for a number of them."""
+        self.told: Seen = {}
+        """What those told who came in this round."""
         self.reduced: list[tuple[int, int, Callable[[int, int], None]]] = []
         """Of bar.red: how many predicates held, of how many, and who takes the result."""
 
@@ -359,6 +397,7 @@ class NamedBarrier:
             return
         self.arrived = 0
         self.round += 1
+        self.told = {}  # those of this round hold theirs
         held = sum(one[0] for one in self.reduced)
         total = sum(one[1] for one in self.reduced)
         for _, _, take in self.reduced:
@@ -368,7 +407,7 @@ class NamedBarrier:
 
 class RoundWait(Wait):
     def __init__(self, barrier: NamedBarrier) -> None:
-        self.barrier, self.round = barrier, barrier.round
+        self.barrier, self.round, self.told = barrier, barrier.round, barrier.told
 
     @property
     def label(self) -> str:
@@ -376,6 +415,10 @@ class RoundWait(Wait):
 
     def ready(self) -> bool:
         return self.barrier.round > self.round
+
+    def over(self, warp: Warp) -> None:
+        if warp.view is not None:
+            warp.view.acquire(self.told)
 
     def __str__(self) -> str:
         barrier = self.barrier
@@ -413,8 +456,10 @@ def bar(b: Binder, at: Instruction) -> Effect:
         after = RoundWait(barrier)
         if taker is not None:
             barrier.reduced.append(taker(warp, mask))
+        if warp.view is not None:
+            warp.view.release(barrier.told)
         barrier.arrive(LANES, expected)
-        return after if waits and not after.ready() else None
+        return after.unless_ready(warp) if waits else None
 
     return run
 
@@ -458,10 +503,14 @@ class ClusterWait(Wait):
     label = "cluster barrier"
 
     def __init__(self, cta: Cta) -> None:
-        self.cluster, self.round = cta.cluster, cta.cluster.round
+        self.cluster, self.round, self.told = cta.cluster, cta.cluster.round, cta.cluster.told
 
     def ready(self) -> bool:
         return self.cluster.round > self.round
+
+    def over(self, warp: Warp) -> None:
+        if warp.view is not None:
+            warp.view.acquire(self.told)
 
     def __str__(self) -> str:
         return f"its cluster: {self.cluster.arrived} of {self.cluster.warps} warps arrived"
@@ -482,6 +531,8 @@ def cluster_arrive(b: Binder, at: Instruction) -> Effect:
         if releases:
             _make_known(warp)
         warp.cluster_wait = ClusterWait(warp.cta)
+        if releases and warp.view is not None:
+            warp.view.release(warp.cta.cluster.told)
         warp.cta.cluster.arrive()
         return None
 
@@ -497,7 +548,7 @@ def cluster_wait(b: Binder, at: Instruction) -> Effect:
         wait, warp.cluster_wait = warp.cluster_wait, None
         if wait is None:
             raise Finding(Kind.BARRIER, "a wait at the cluster barrier without an arrival")
-        return None if wait.ready() else wait
+        return wait.unless_ready(warp)
 
     return run
 
@@ -635,7 +686,7 @@ def _sources(mode: str, amounts: bytes, shapes: bytes) -> tuple[Array, Array]:
     return np.where(inside, source, lane), inside
 
 
-@effect("shfl.sync")
+@effect("shfl.sync", carries=(1,))
 def shfl(b: Binder, at: Instruction) -> Effect:
     mode = at.parts[2]
     if mode not in ("up", "down", "bfly", "idx") or at.parts[3:] != ("b32",):
@@ -646,6 +697,7 @@ def shfl(b: Binder, at: Instruction) -> Effect:
     flag = b.dest(valid, "pred", at) if valid is not None else None
     given, by, form = (values(b, operand, "b32", at) for operand in at.operands[1:4])
     members = _members(b, at.operands[4], at)
+    source, _ = b.source(at.operands[1], "b32", at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
         _, wait = members(warp, mask)
@@ -653,7 +705,10 @@ def shfl(b: Binder, at: Instruction) -> Effect:
             return wait
         taken, inside = _sources(mode, by(warp).tobytes(), form(warp).tobytes())
         moved = given(warp)[taken]
+        held = warp.tainted.get(source)
         warp.write(place, out(moved) if out else moved, mask)
+        if held is not None:
+            taint.put(warp, place, Taint(held.lanes[taken], held.origin), lanes(mask))
         if flag is not None:
             warp.write(flag[0], inside, mask)
         return None
@@ -661,14 +716,16 @@ def shfl(b: Binder, at: Instruction) -> Effect:
     return run
 
 
-@effect("vote.sync")
+@effect("vote.sync", carries=(1,))
 def vote(b: Binder, at: Instruction) -> Effect:
+    """What all say about what was never written is taken as an answer: a kernel may ask about
+    rows that it then does not store. A ballot keeps them apart, so it holds such bits."""
     mode = at.parts[2]
     kind = "b32" if mode == "ballot" else "pred"
     if mode not in ("any", "all", "uni", "ballot") or at.parts[3:] != (kind,):
         fail(at, "expected one of .any, .all and .uni with .pred, or .ballot with .b32")
     place, out = b.dest(at.operands[0], kind, at)
-    flags = values(b, at.operands[1], "pred", at)
+    flags, (asked, _) = values(b, at.operands[1], "pred", at), b.source(at.operands[1], "pred", at)
     members = _members(b, at.operands[2], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
@@ -677,6 +734,7 @@ def vote(b: Binder, at: Instruction) -> Effect:
             return wait
         needed &= ~warp.exited
         votes = mask_of(flags(warp)) & needed
+        held = _united(warp, asked, needed) if mode == "ballot" else None
         if mode == "ballot":
             value: Array = np.full(LANES, votes, np.uint32)
         else:
@@ -684,6 +742,8 @@ def vote(b: Binder, at: Instruction) -> Effect:
             answers["uni"] = votes in (0, needed)
             value = np.full(LANES, answers[mode])
         warp.write(place, out(value) if out else value, mask)
+        if held is not None:
+            taint.put(warp, place, held, lanes(mask))
         return None
 
     return run
@@ -740,7 +800,15 @@ _REDUCE = {
 _REDUX_TYPES = (("u32", "s32"), ("b32",))
 
 
-@effect("redux.sync")
+def _united(warp: Warp, register: int, members: int) -> Taint | None:
+    """What all threads get of a register that some hold what was never written in."""
+    held = warp.tainted.get(register)
+    if held is None or not np.count_nonzero(held.lanes & lanes(members)):
+        return None
+    return Taint(np.ones(LANES, bool), held.origin)
+
+
+@effect("redux.sync", carries=(1,))
 def redux(b: Binder, at: Instruction) -> Effect:
     name, kind = at.parts[2], at.parts[-1]
     bitwise = name in ("and", "or", "xor")
@@ -748,16 +816,19 @@ def redux(b: Binder, at: Instruction) -> Effect:
         fail(at, "this reduction is not modelled")
     reduce, dtype = _REDUCE[name], DTYPES[kind]
     place, out = b.dest(at.operands[0], kind, at)
-    given = values(b, at.operands[1], kind, at)
+    given, (source, _) = values(b, at.operands[1], kind, at), b.source(at.operands[1], kind, at)
     members = _members(b, at.operands[2], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
         needed, wait = members(warp, mask)
         if wait is not None:
             return wait
+        held = _united(warp, source, needed & ~warp.exited)
         picked = given(warp)[lanes(needed & ~warp.exited)]
         value = np.full(LANES, reduce.reduce(picked, dtype=dtype), dtype)
         warp.write(place, out(value) if out else value, mask)
+        if held is not None:
+            taint.put(warp, place, held, lanes(mask))
         return None
 
     return run

@@ -71,6 +71,11 @@ class Form:
         """What the number of columns has to be a multiple of."""
         return 16 if self.model is None and columns > 24 else 8
 
+    @property
+    def sums_of_register(self) -> int:
+        """How many an accumulator register holds."""
+        return 2 if self.sums == "f16" else 1
+
     def sums_of(self, registers: Array) -> Array:
         """Values of accumulator registers, [registers, 32], as [N / 2, 32]."""
         if self.sums == "f16":

@@ -18,6 +18,8 @@ import numpy as np
 
 from mqa.emulator.alu import LANES, Pending, Registers
 from mqa.emulator.floats import Array
+from mqa.emulator import taint
+from mqa.emulator.order import View
 from mqa.emulator.reports import Finding, Kind
 
 if TYPE_CHECKING:
@@ -54,6 +56,16 @@ class Wait(ABC):
 
     @abstractmethod
     def ready(self) -> bool: ...
+
+    def over(self, warp: Warp) -> None:  # noqa: B027
+        """The fragment goes on after the instruction."""
+
+    def unless_ready(self, warp: Warp) -> Wait | None:
+        """The wait, or None and what follows it."""
+        if not self.ready():
+            return self
+        self.over(warp)
+        return None
 
     def gave_up(self) -> bool:
         """Whether it has a time limit, and that is over."""
@@ -126,6 +138,8 @@ class Warp:
         """Bulk stores of a thread: groups, the last one open."""
         self.new_barriers: list[Any] = []
         """Initialised, and not yet made known to asynchronous engines."""
+        self.stores = self.copied = 0
+        """Bulk stores and cp.async so far."""
         self.copies: list[Any] = []
         """cp.async operations of no group."""
         self.copy_groups: list[list[Any]] = []
@@ -138,6 +152,25 @@ class Warp:
         self.cluster_wait: Wait | None = None
         """Of an arrival at the cluster barrier that no wait followed yet."""
         self.given_up: Wait | None = None
+        order = cta.cluster.order
+        self.view = View(order) if order is not None else None
+        """What it has seen of others."""
+        self.tainted: dict[int, taint.Taint] = {}
+        """Registers that hold what was never written."""
+        self.unwritten: Array | None = None
+        """Of the last load: which threads met such bytes."""
+        self.local_taint: Array | None = None
+        """Bytes of local memory that hold such values, [threads, bytes]."""
+        self.copy_party = order.new_party() if order is not None else 0
+        self.store_party = order.new_party() if order is not None else 0
+        """Those of its cp.async and of its bulk stores."""
+
+    def place(self) -> str:
+        """The instruction that it is at."""
+        return self.program.told(self.current.pc)
+
+    def where(self) -> str:
+        return f"warp {self.index} of CTA {self.cta.index} ({self.place()})"
 
     @property
     def done(self) -> bool:
@@ -171,6 +204,7 @@ class Warp:
         if isinstance(wait, Sisters) and wait.anywhere:
             self._release(wait)
         elif wait is not None and not wait.retry:
+            wait.over(self)
             self._pass(chosen)
         return chosen
 
@@ -197,7 +231,12 @@ class Warp:
             run = program.runs.get(fragment.pc)
             if run is not None:
                 self.executed[fragment.pc] += 1
-                self._run_simple(fragment, *run)
+                if self.tainted and not self.tainted.keys().isdisjoint(run.touched):
+                    self._run_tainted(fragment, *run[:3])
+                else:
+                    self._run_simple(fragment, *run[:4])
+                if fragment.wait is not None:
+                    return steps
             elif (step := program.steps[fragment.pc]).target >= 0:
                 self._branch(fragment, step)
             elif step.exits:
@@ -226,13 +265,16 @@ class Warp:
     def _effect(self, fragment: Fragment, step: Any) -> bool:
         """Execute an instruction that others can see; whether the fragment goes on."""
         mask = fragment.mask
+        if self.tainted:
+            self._decide(fragment, step)
         if step.predicate is not None:
             mask &= self._holds(step.predicate)
         try:
             wait = step.effect(self, mask) if mask else None
         except (TypeError, AttributeError):
-            self._explain_pending(fragment.pc)
-            raise
+            if not self._explain_pending(fragment):
+                raise
+            return fragment.wait is None and self._effect(fragment, step)
         if wait is not None:
             fragment.wait = wait
             return False
@@ -265,20 +307,61 @@ class Warp:
                     for place, old in zip(places, before, strict=True):
                         values[place] = merged(which, values[place], old)
         except (TypeError, AttributeError, Finding):
-            fragment.pc += next(i for i, f in enumerate(functions) if f is function)
-            self._explain_pending(fragment.pc)
-            raise
+            done = next(i for i, f in enumerate(functions) if f is function)
+            fragment.pc += done
+            if not self._explain_pending(fragment):
+                raise
+            self.counts += done
+            rest = functions[done:], dests[done:], end
+            if fragment.wait is None:
+                self._run_simple(fragment, *rest)
+            else:
+                if fragment.pc not in self.program.runs:
+                    self.executed[fragment.pc] = self.executed[self.program.divide(fragment.pc)]
+                self.executed[fragment.pc] -= 1  # counted when it goes on
+            return
         self.counts += len(functions)
         fragment.pc = end
 
-    def _explain_pending(self, index: int) -> None:
-        """Raise a finding if the instruction used a register that is pending."""
-        for register in self.program.sources[index]:
-            if isinstance(self.registers[register.index], Pending):
-                raise Finding(
-                    Kind.PENDING_REGISTER,
-                    f"{register.name} belongs to {self.registers[register.index].operation}",
-                ) from None
+    def _run_tainted(self, fragment: Fragment, functions: Any, dests: Any, end: int) -> None:
+        """The same where registers hold what was never written."""
+        which = lanes(fragment.mask)
+        for function, places in zip(functions, dests, strict=True):
+            at = self.program.instructions[fragment.pc]
+            carried = taint.carried(self, at, self.program.sources[fragment.pc])
+            self._run_simple(fragment, (function,), (places,), fragment.pc + 1)
+            for place in places:
+                taint.put(self, place, carried, which)
+        fragment.pc = end
+
+    def _decide(self, fragment: Fragment, step: Any) -> None:
+        """Raise a finding if what was never written decides what an instruction does."""
+        guard, operands = self.program.deciding[fragment.pc]
+        mask = fragment.mask
+        taint.decides(self, guard, lanes(mask))
+        if step.predicate is not None:
+            mask &= self._holds(step.predicate)
+        taint.decides(self, operands, lanes(mask))
+
+    def _explain_pending(self, fragment: Fragment) -> bool:
+        """Raise a finding if the instruction used a register that is pending.
+
+        Without checks the fragment waits for the operation, and then gets the register. Whether
+        there were any.
+        """
+        found = False
+        for register in self.program.sources[fragment.pc]:
+            held = self.registers[register.index]
+            if not isinstance(held, Pending):
+                continue
+            if self.cta.machine.checks.any:
+                what = f"{register.name} belongs to {held.operation}"
+                raise Finding(Kind.PENDING_REGISTER, what) from None
+            for owned in held.owned():
+                wait = owned.operation.settle(self, owned)  # type: ignore[attr-defined]
+                fragment.wait = fragment.wait or wait
+            found = True
+        return found
 
     def _holds(self, predicate: tuple[int, bool]) -> int:
         """Mask of the threads whose predicate holds."""
@@ -291,6 +374,8 @@ class Warp:
         self.executed[fragment.pc] += 1
         self.counts += 1
         if step.predicate is not None:
+            if self.tainted:
+                self._decide(fragment, step)
             taken &= self._holds(step.predicate)
         if taken == fragment.mask:
             fragment.pc = step.target
@@ -315,6 +400,8 @@ class Warp:
         self.executed[fragment.pc] += 1
         self.counts += 1
         if step.predicate is not None:
+            if self.tainted:
+                self._decide(fragment, step)
             gone &= self._holds(step.predicate)
         self.exited |= gone
         fragment.mask &= ~gone
@@ -350,6 +437,8 @@ class Warp:
 
     def write(self, place: int, value: Any, mask: int) -> None:
         """Set a register in the threads of a mask."""
+        if self.tainted:
+            taint.put(self, place, None, lanes(mask))
         if mask | self.exited == FULL:
             self.registers[place] = value
         else:

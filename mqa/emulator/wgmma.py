@@ -19,10 +19,12 @@ from mqa.emulator.alu import Binder, Pending, fail
 from mqa.emulator.engines import OperationsWait, swizzled
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
+from mqa.emulator.order import Order, View
 from mqa.emulator.parser import Immediate, Instruction, Operand, Register, Vector
 from mqa.emulator.program import Effect, effect, number, values
 from mqa.emulator.reports import Finding, Kind
-from mqa.emulator.warp import FULL, Wait
+from mqa.emulator.taint import Taint, decides, put, united
+from mqa.emulator.warp import FULL, Wait, lanes
 from mqa.emulator.units import FORMS, OPCODES, Form, HalfSums, decode, round_half, wrap
 from mqa.testing.accumulators import FusedTruncating
 
@@ -242,6 +244,9 @@ class Product(Operation):
         self.pending: list[list[Pending]] = [[] for _ in range(GROUP_WARPS)]
         self.result: Array | None = None
         self.whole: Whole | None = None
+        self.taint: Array | None = None
+        """Sums with elements that were never written, [rows, columns]."""
+        self.origin = ""
         self.after = [before] if before is not None and not before.done else []
 
     def eligible(self) -> bool:
@@ -259,6 +264,12 @@ class Product(Operation):
             shared.acquire(words, self.name, writes=False, poison=True)
         self.bytes = 4 * sum(len(words) for words in self.words)
         self.address = shared.start + int(self.b_chunks.min())
+
+    def order(self, view: View | None) -> None:
+        """All four warps came, and `view` has seen what they have."""
+        if view is not None:
+            for words in self.words:
+                self.cta.shared.order(words, view, view.party, self.time, self.name)
 
     def _place(self, descriptor: int, rows: int, *, across: bool) -> Array:
         chunks = (chunks_across if across else chunks_of)(descriptor, rows)
@@ -280,6 +291,8 @@ class Product(Operation):
         else:
             a = _decoded(b"".join(x.tobytes() for x in self.a_registers), ROWS, form.a)
         b = self._read(self.b_chunks, self.columns, form.b, across=self.across[1])
+        if shared.checks.any:
+            self._look_for_unwritten()
         for words in self.words:
             shared.release(words, writes=False)
         if self.signs < 0:
@@ -294,6 +307,41 @@ class Product(Operation):
         else:
             self.result = multiply(a, b, start, form.name)
         self.chained = None
+
+    def _look_for_unwritten(self) -> None:
+        if self.chained is not None and self.chained.taint is not None:
+            self.mark(self.chained.taint, self.chained.origin)
+        shared = self.cta.shared
+        for operand, chunks in enumerate((self.a_chunks, self.b_chunks)):
+            if chunks is None:
+                continue
+            bad = shared.unwritten(chunks.ravel() + shared.start, 16)
+            if bad is not None:
+                parts = shared.written.data.reshape(-1, 16)[chunks >> 4] == 0
+                if self.across[operand]:  # a chunk has one element of each of 8 rows
+                    which: Array = np.any(parts.reshape(*chunks.shape, 8, -1), axis=(0, 3)).ravel()
+                else:
+                    which = np.any(parts, axis=(1, 2))
+                place = int(chunks.ravel()[bad][0]) + shared.start
+                origin = f"{shared.told(place)}, read by {self.name}"
+                self.mark(which[:, None] if operand == 0 else which[None, :], origin)
+
+    def mark(self, sums: Array, origin: str) -> None:
+        """These sums have elements that were never written."""
+        if self.taint is None:
+            self.taint, self.origin = np.zeros((ROWS, self.columns), bool), origin
+        self.taint |= sums
+
+    def start_with(self, warp: int, held: list[Taint | None]) -> None:
+        """Accumulator registers of a warp hold what was never written."""
+        row, column = fragment(self.columns)
+        several = self.form.sums_of_register
+        for i, taint in enumerate(held):
+            if taint is not None:
+                part = slice(i * several, (i + 1) * several)
+                sums = np.zeros((ROWS, self.columns), bool)
+                sums[row[part] + 16 * warp, column[part]] = taint.lanes
+                self.mark(sums, taint.origin)
 
     def _start(self) -> Array | None:
         if self.chained is not None:
@@ -312,6 +360,24 @@ class Product(Operation):
         assert self.result is not None
         row, column = fragment(self.columns)
         return list(self.form.registers_of(self.result[row + 16 * warp, column]))
+
+    def settle(self, warp: Warp, pending: Pending) -> Wait | None:
+        """Give one of a warp's registers its value before the warp waited for it."""
+        if not self.done:
+            return ProductsWait([self], 0)
+        member = warp.index % GROUP_WARPS
+        value = self.registers(member)[self.pending[member].index(pending)]
+        pending.settle(warp.registers, value)
+        return None
+
+    def held(self, warp: int) -> Array | None:
+        """Which of them have elements that were never written, [registers, 32], if any."""
+        if self.taint is None:
+            return None
+        row, column = fragment(self.columns)
+        sums = self.taint[row + 16 * warp, column]
+        found: Array = np.any(sums.reshape(-1, self.form.sums_of_register, 32), axis=1)
+        return found
 
 
 @functools.cache
@@ -341,7 +407,8 @@ def _words(chunks: Array) -> Array:
 class Warpgroup:
     """The products of four warps."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order | None) -> None:
+        self.view = View(order) if order is not None else None
         self.products: list[Product] = []
         self.issued = [0] * GROUP_WARPS
 
@@ -353,6 +420,7 @@ class Warpgroup:
         if place == len(self.products):
             before = self.products[-1] if self.products else None
             self.products.append(Product(warp.cta, line, form, columns, before))
+            self.products[-1].time = place + 1
         found = self.products[place]
         if found.line != line:
             raise Finding(
@@ -361,6 +429,15 @@ class Warpgroup:
                 f"at that of line {found.line}",
             )
         return found
+
+
+def _group(warp: Warp) -> Warpgroup:
+    groups = warp.cta.products
+    number = warp.index // GROUP_WARPS
+    if number not in groups:
+        groups[number] = Warpgroup(warp.cta.cluster.order)
+    found: Warpgroup = groups[number]
+    return found
 
 
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)\Z")
@@ -379,7 +456,7 @@ def _form(at: Instruction) -> tuple[Form, int]:
     return form, columns
 
 
-@effect("wgmma.mma_async.sync.aligned")
+@effect("wgmma.mma_async.sync.aligned", carries=(1,))
 def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
     form, columns = _form(at)
     if len(at.operands) < 4:
@@ -403,9 +480,9 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
         wait = warp.needs(mask, FULL)
         if wait is not None:
             return wait
-        if not warp.fenced_products and Kind.PRODUCT_FENCE not in warp.cta.machine.ignored:
+        if not warp.fenced_products and warp.cta.machine.checks.look_for(Kind.PRODUCT_FENCE):
             raise Finding(Kind.PRODUCT_FENCE, f"by warp {warp.index}")
-        group = warp.cta.products.setdefault(warp.index // GROUP_WARPS, Warpgroup())
+        group = _group(warp)
         product = group.product(warp, at.line, form, columns)
         member = warp.index % GROUP_WARPS
         a_value, b_value = source(warp), int(descriptor(warp)[0])
@@ -420,8 +497,16 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
         if not from_shared:
             product.a_registers[member] = a_value
             product.a_held[member] = [(part, warp.registers[part.index]) for part in held_parts]
+            if warp.tainted:
+                _mark_rows(warp, product, a)
+        elif warp.tainted:
+            decides(warp, tuple(x for x in (a,) if isinstance(x, Register)), lanes(FULL))
         _own(warp, product, dests, types, adds=key[2])
         product.joined += 1
+        if group.view is not None and warp.view is not None:
+            group.view.acquire(warp.view.seen)
+        if product.joined == GROUP_WARPS:
+            product.order(group.view)
         warp.open_products.append(product)
         if warp.cta.machine.eager and product.eligible():
             warp.cta.machine.operations.remove(product)
@@ -465,6 +550,18 @@ def _a_source(b: Binder, a: Operand, at: Instruction) -> Any:
     return read
 
 
+def _mark_rows(warp: Warp, product: Product, a: Operand) -> None:
+    """Rows of A in registers that hold what was never written."""
+    assert isinstance(a, Vector)
+    row, _ = _fragment_a()
+    for i, part in enumerate(a.parts):
+        held = warp.tainted.get(part.index) if isinstance(part, Register) else None
+        if held is not None:
+            rows = np.zeros((ROWS, 1), bool)
+            rows[row[i, held.lanes, 0] + 16 * (warp.index % GROUP_WARPS)] = True
+            product.mark(rows, held.origin)
+
+
 def _own(warp: Warp, product: Product, dests: list[int], types: list[Any], *, adds: bool) -> None:
     """Make a warp's accumulator registers the product's, and take what they hold as its start."""
     member = warp.index % GROUP_WARPS
@@ -483,12 +580,16 @@ def _own(warp: Warp, product: Product, dests: list[int], types: list[Any], *, ad
         if any(isinstance(value, Pending) for value in held):
             raise Finding(Kind.PENDING_REGISTER, "a part of the accumulator belongs to a product")
         product.starts[member] = held
+        if warp.tainted:
+            product.start_with(member, [warp.tainted.get(place) for place in dests])
     product.pending[member] = [
         Pending(product, place, _as_declared(kind))
         for place, kind in zip(dests, types, strict=True)
     ]
     for place, pending in zip(dests, product.pending[member], strict=True):
         warp.registers[place] = pending
+        if warp.tainted:
+            warp.tainted.pop(place, None)
 
 
 def _as_declared(kind: Any) -> Any:
@@ -543,9 +644,13 @@ def wgmma_wait_group(b: Binder, at: Instruction) -> Effect:
         over = groups[: len(groups) - newest] if newest else groups
         waited = [product for group in over for product in group]
         if not all(product.done for product in waited):
-            return ProductsWait(waited)
+            return ProductsWait(waited, 0)
+        view = _group(warp).view
+        if view is not None:
+            OperationsWait(waited, view.party).over(warp)
         for product in waited:
-            _check_operand(warp, product)
+            if warp.cta.machine.checks.any:
+                _check_operand(warp, product)
             _give_back(warp, product)
         warp.fenced_products = warp.fenced_products and newest > 0
         del groups[: len(over)]
@@ -559,8 +664,15 @@ def _give_back(warp: Warp, product: Product) -> None:
     member = warp.index % GROUP_WARPS
     if not product.pending[member] or product.pending[member][0].operation is not product:
         return  # a later product adds to it
-    _check_kept(warp, product)
-    for pending, value in zip(product.pending[member], product.registers(member), strict=True):
+    if warp.cta.machine.checks.any:
+        _check_kept(warp, product)
+    held = product.held(member)
+    for i, value in enumerate(product.registers(member)):
+        pending = product.pending[member][i]
+        if held is not None:
+            taint = Taint(held[i], product.origin)
+            for place in pending.holders(warp.registers):
+                put(warp, place, united([warp.tainted.get(place), taint]), lanes(FULL))
         pending.settle(warp.registers, value)
     product.pending[member] = []
 

@@ -89,13 +89,13 @@ def test_a_spinning_thread_lets_its_sister_go(schedule: str) -> None:
     body = """
     mov.u64 %rd8, shared;
     mov.u32 %r9, 0;
-    st.shared.u32 [%rd8], %r9;
+    st.volatile.shared.u32 [%rd8], %r9;
     bar.sync 0;
     setp.ne.u32 %p1, %r0, 3;
     @%p1 bra SPIN;
     mov.u32 %r3, 5;
-    st.shared.u32 [%rd8], %r3;
-    SPIN: ld.shared.u32 %r9, [%rd8];
+    st.volatile.shared.u32 [%rd8], %r3;
+    SPIN: ld.volatile.shared.u32 %r9, [%rd8];
     setp.eq.u32 %p2, %r9, 0;
     @%p2 bra SPIN;
     """

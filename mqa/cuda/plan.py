@@ -38,8 +38,21 @@ class Scalar(NamedTuple):
 
     name: str
     code: str
-    """Type as in the `struct` module: q int64, i int32, ? bool; p for a pointer to nothing."""
+    """Type as in the `struct` module: q int64, i int32, I uint32, ? bool; p for a pointer to nothing."""
     value: int
+
+
+def divisor(name: str, value: int) -> tuple[Scalar, Scalar, Scalar]:
+    """A `Divisor` of `csrc/common/divisor.cuh`, by which numbers below 2**31 are divided.
+
+    `value` is from 1 to 2**31 - 1.
+    """
+    shift = 31 + (value - 1).bit_length()
+    return (
+        Scalar(name, "i", value),
+        Scalar(f"{name}.multiplier", "I", (1 << shift) // value + 1),
+        Scalar(f"{name}.shift", "I", shift),
+    )
 
 
 @dataclass(frozen=True, slots=True)

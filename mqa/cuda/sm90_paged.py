@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mqa import devices
-from mqa.cuda.plan import Kernel, Plan, Scalar, Struct
+from mqa.cuda.plan import Kernel, Plan, Scalar, Struct, divisor
 from mqa.cuda.sm90_tiles import (
     CXX,
     OWN_COLUMNS,
@@ -30,6 +30,8 @@ from mqa.reference.schedule import GROUP
 from mqa.validate import PagedCall
 
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
+LINE_ENTRIES = 32
+"""Of a block table, in 128 bytes."""
 _INT32_MAX = 2**31 - 1
 
 
@@ -146,8 +148,9 @@ def _paged_arguments(facts: PagedFacts, t: Tiles) -> Struct:
             Scalar("logits_stride", "q", facts.logits_stride),
             Scalar("rows", "i", facts.requests * facts.next_n),
             Scalar("requests", "i", facts.requests),
-            Scalar("next_n", "i", facts.next_n),
-            Scalar("groups_of_request", "i", groups_of_request(facts.next_n)),
+            *divisor("next_n", facts.next_n),
+            *divisor("groups_of_request", groups_of_request(facts.next_n)),
+            *divisor("table_lines", max(-(-limit // (facts.page_rows * LINE_ENTRIES)), 1)),
             Scalar("limit", "i", limit),
             Scalar("pages", "i", facts.pages),
             Scalar("page_shift", "i", facts.page_rows.bit_length() - 1),

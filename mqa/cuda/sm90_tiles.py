@@ -141,7 +141,7 @@ def barriers(t: Tiles, k_arrivals: int, k_bytes: int) -> tuple[Barrier, ...]:
         Barrier("q_empty", MATH_WARPS),
         Barrier("k_full", k_arrivals, k_bytes),
         Barrier("k_empty", MATH_WARPS // 4 if t.converted else MATH_WARPS * t.sets // 4),
-        Barrier("range_known", 1),
+        Barrier("range_known", 2),
     )
 
 

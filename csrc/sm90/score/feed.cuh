@@ -39,7 +39,8 @@ struct Feed {
     Cut(&range)[2] = feeder.range;
     // The first of the blocks that this warp looks at, or what comes before it is known.
     constexpr int kGuess = -2, kBegin = -1;
-    int base = args.schedule == nullptr ? kBegin : kGuess;
+    // Load goes on at once when the schedule is there.
+    int base = args.schedule == nullptr || warp == kLoadWarp ? kBegin : kGuess;
     BlockRing ring;
     StageRing stages;
     while (true) {
@@ -55,6 +56,7 @@ struct Feed {
       feeder.found[lane] = own;
       __syncwarp();
       if (ptx::opaque(guess)) {
+        Source::prefetch_place(args, feeder.found[0], base);
         base = kBegin;
         continue;
       }

@@ -189,7 +189,7 @@ struct Math {
               TestedStore{thread.rows, token + i * kTileRows});
         ptx::mbarrier_arrive_warp(k_empty);
       }
-      ring.advance(kTurns);
+      ring.template advance<kTurns>();
     }
   }
 
@@ -205,7 +205,7 @@ struct Math {
                     shared.k_scale[ring.stage] + i * kTileRows, thread,
                     TestedStore{thread.rows, token + i * kTileRows});
       ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage]));
-      ring.advance(kTurns);
+      ring.template advance<kTurns>();
     }
   }
 
@@ -231,7 +231,7 @@ struct Math {
       const bool last = ++i == kTiles || done + i * kTileRows >= block.length;
       if (last) {
         ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage]));
-        ring.advance(kTurns);
+        ring.template advance<kTurns>();
         done += kTurns * kStageRows, i = 0;
         more = done < block.length;
         if (more)

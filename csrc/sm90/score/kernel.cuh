@@ -87,7 +87,9 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     if constexpr (kHandOut) ptx::setmaxnreg_dec<kOtherRegisters>();
     if (warp != kCleanWarp) {
       Feed<Tiling, Source>::feed(warp, q_map, k_map, args, shared);
-    } else if (args.clean) {
+    } else {
+      Source::touch(args, shared);
+      if (!args.clean) return;
       clean_rows(Source::logits(args), Source::windows(args), blockIdx.x, gridDim.x, shared.fill);
     }
   }

@@ -113,9 +113,9 @@ struct Paged {
     const int row = kThreads - 1 - threadIdx.x;
     if (row < args.rows) {
       const int request = args.next_n.divide(row);
-      ptx::prefetch_l1(args.lens + request * args.lens_request_stride +
+      ptx::touch(args.lens + request * args.lens_request_stride +
                        (row - request * args.next_n.value) * args.lens_row_stride);
-      if (args.indices != nullptr) ptx::prefetch_l1(args.indices + row * args.indices_stride);
+      if (args.indices != nullptr) ptx::touch(args.indices + row * args.indices_stride);
     }
     if (row >= kWarpSize) return;
     constexpr int kLine = 128 / sizeof(int32_t);
@@ -135,8 +135,22 @@ struct Paged {
     const float place = __fdividef(groups(args), gridDim.x) * blockIdx.x;
     const auto token = static_cast<uint32_t>((place - floorf(place)) * found.length);
     const int request = grouping(args).request_of(block / kParts);
-    ptx::prefetch_l1(args.table + request * args.table_row_stride +
+    ptx::touch(args.table + request * args.table_row_stride +
                      (min(token, found.length - 1) >> args.page_shift) * args.table_column_stride);
+  }
+
+  // Reads what the block table says of the first pages of this CTA's range, which load will read
+  // again once it knows how many tokens they have: until then it is nearby. By a warp.
+  static __device__ __forceinline__ void touch(const Arguments& args, Storage& shared) {
+    if (args.indices != nullptr) return;
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
+    const Cut begin = shared.cuts.cuts[0];
+    const int split = args.schedule == nullptr ? kAutoSplit : kScheduleSplit;
+    const int64_t token =
+        static_cast<int64_t>(begin.split) * split + (threadIdx.x % kWarpSize << args.page_shift);
+    if (begin.block < groups(args) && token < args.limit)
+      ptx::touch(args.table + grouping(args).request_of(begin.block) * args.table_row_stride +
+                 (token >> args.page_shift) * args.table_column_stride);
   }
 
   // What a group weighs where no schedule is given. Up to 3 sets of 64 columns are scored while

@@ -71,6 +71,13 @@ struct Paged {
   static constexpr int kParts = Tiling::kSets == 4 && kBlock < kGroupRows ? kGroupRows / kBlock : 1;
   static_assert(kStageRows / 8 <= kWarpSize, "a lane loads at most one page of a stage");
 
+  // The first loads of a task leave at no more than 25 bytes a clock, which is more than an SM's share
+  // of what memory delivers. If all SMs fill their rings at once, those that are served first stay
+  // ahead to the end.
+  static constexpr bool kPaced = Tiling::kBlockColumns == 64 && !Tiling::Format::kConverted;
+  static constexpr uint32_t kPacedTokens = 24 * 64;
+  static constexpr uint32_t kPace = kStageRows * (kRowBytes + 4) / 25;  // clocks a stage
+
   // A block's part of a CTA's range.
   struct Task {
     int request;
@@ -114,7 +121,7 @@ struct Paged {
     if (row < args.rows) {
       const int request = args.next_n.divide(row);
       ptx::touch(args.lens + request * args.lens_request_stride +
-                       (row - request * args.next_n.value) * args.lens_row_stride);
+                 (row - request * args.next_n.value) * args.lens_row_stride);
       if (args.indices != nullptr) ptx::touch(args.indices + row * args.indices_stride);
     }
     if (row >= kWarpSize) return;
@@ -136,7 +143,7 @@ struct Paged {
     const auto token = static_cast<uint32_t>((place - floorf(place)) * found.length);
     const int request = grouping(args).request_of(block / kParts);
     ptx::touch(args.table + request * args.table_row_stride +
-                     (min(token, found.length - 1) >> args.page_shift) * args.table_column_stride);
+               (min(token, found.length - 1) >> args.page_shift) * args.table_column_stride);
   }
 
   // Reads what the block table says of the first pages of this CTA's range, which load will read
@@ -287,6 +294,7 @@ struct Paged {
     uint32_t token =
         task.first + (threadIdx.x % kWarpSize << args.page_shift);  // of this lane's page
     int page = place.page;
+    uint32_t next = ptx::clock();  // when the next load may leave
     for (uint32_t done = 0; done < Tiling::padded(task.length);) {
       const bool exists = static_cast<uint32_t>(page) < static_cast<uint32_t>(args.pages);
       const unsigned char* scales =
@@ -299,7 +307,7 @@ struct Paged {
       const uint32_t stages =
           min((left + kStageRows - 1) / kStageRows, (kWarpSize << args.page_shift) / kStageRows);
       __syncwarp();
-      if (ptx::elect_one()) load_stages(k_map, args, task, done, stages, ring, shared);
+      if (ptx::elect_one()) load_stages(k_map, args, task, done, stages, next, ring, shared);
       __syncwarp();
       ring.advance(stages);
       done += stages * kStageRows;
@@ -312,6 +320,7 @@ struct Paged {
                                                      const Task& task,
                                                      uint32_t done,
                                                      uint32_t stages,
+                                                     uint32_t& next,
                                                      StageRing ring,
                                                      Storage& shared) {
     const uint32_t page_rows = 1 << args.page_shift, rows = min(page_rows, uint32_t{kStageRows});
@@ -331,6 +340,7 @@ struct Paged {
       const uint32_t of_stage = row % kStageRows, of_page = row & (page_rows - 1);
       if (of_stage == 0) {
         wait_stage(ring, shared);
+        if (kPaced && done + row < kPacedTokens) next = wait_until(next) + kPace;
         ptx::mbarrier_arrive_expect_tx(k_full, Tiling::kKBytes + kStageRows * 4);
       }
       ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.k[ring.stage]) +
@@ -346,6 +356,13 @@ struct Paged {
       wait_stage(ring, shared);
       ptx::mbarrier_arrive(ptx::shared_address(&shared.k_full[ring.stage]));
     }
+  }
+
+  // Returns that time.
+  static __device__ __forceinline__ uint32_t wait_until(uint32_t time) {
+    while (static_cast<int32_t>(ptx::clock() - time) < 0) {
+    }
+    return time;
   }
 
   static __device__ __forceinline__ void wait_stage(const StageRing& ring, Storage& shared) {

@@ -28,7 +28,7 @@ __device__ __forceinline__ void prefetch_l2(const void* address) {
 
 // Reads four bytes that nobody wants yet, so that they are in the SM's cache when somebody does.
 __device__ __forceinline__ void touch(const void* address) {
-  int32_t value;
+  [[maybe_unused]] int32_t value;
   asm volatile("ld.global.ca.b32 %0, [%1];" : "=r"(value) : "l"(address));
 }
 

@@ -38,8 +38,8 @@ class Scalar(NamedTuple):
 
     name: str
     code: str
-    """Type as in the `struct` module: q int64, i int32, I uint32, ? bool; p for a pointer to nothing."""
-    value: int
+    """Type as in the `struct` module: q int64, i int32, I uint32, f float32, ? bool; p for a pointer to nothing."""
+    value: float
 
 
 def divisor(name: str, value: int) -> tuple[Scalar, Scalar, Scalar]:

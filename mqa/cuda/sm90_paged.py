@@ -129,6 +129,7 @@ def _paged_arguments(facts: PagedFacts, t: Tiles) -> Struct:
     """PagedArguments, field by field."""
     indices = "indices" if facts.varlen else ""
     schedule = "schedule" if facts.scheduled else ""
+    per_request = groups_of_request(facts.next_n)
     limit = min(facts.width, facts.columns * facts.page_rows, _INT32_MAX)
     return Struct(
         ("cache", "w", "lens", "table", indices, schedule, "out", *q_pointers(t)),
@@ -149,12 +150,13 @@ def _paged_arguments(facts: PagedFacts, t: Tiles) -> Struct:
             Scalar("rows", "i", facts.requests * facts.next_n),
             Scalar("requests", "i", facts.requests),
             *divisor("next_n", facts.next_n),
-            *divisor("groups_of_request", groups_of_request(facts.next_n)),
+            *divisor("groups_of_request", per_request),
             *divisor("table_lines", max(-(-limit // (facts.page_rows * LINE_ENTRIES)), 1)),
             Scalar("limit", "i", limit),
             Scalar("pages", "i", facts.pages),
             Scalar("page_shift", "i", facts.page_rows.bit_length() - 1),
             Scalar("width", "i", facts.width),
+            Scalar("groups_of_part", "f", facts.requests * per_request / facts.parts),
             Scalar("last_only", "?", facts.last_only),
             Scalar("weights_are_bf16", "?", facts.bf16_weights),
             Scalar("clean", "?", facts.clean),

@@ -46,7 +46,8 @@ struct PagedArguments {
   int32_t pages;
   int32_t page_shift;  // log2 of a page's tokens
   int32_t width;
-  bool last_only;  // lens are [B], of the last row of each request
+  float groups_of_part;  // of an even schedule
+  bool last_only;        // lens are [B], of the last row of each request
   bool weights_are_bf16;
   bool clean;
 };
@@ -73,9 +74,9 @@ struct Paged {
 
   // The first loads of a task leave at no more than 25 bytes a clock, which is more than an SM's share
   // of what memory delivers. If all SMs fill their rings at once, those that are served first stay
-  // ahead to the end.
+  // ahead for long. Tasks that take longer may be of an SM that has memory for itself.
   static constexpr bool kPaced = Tiling::kBlockColumns == 64 && !Tiling::Format::kConverted;
-  static constexpr uint32_t kPacedTokens = 24 * 64;
+  static constexpr uint32_t kPacedTokens = 24 * 64, kPacedMost = 4096;
   static constexpr uint32_t kPace = kStageRows * (kRowBytes + 4) / 25;  // clocks a stage
 
   // A block's part of a CTA's range.
@@ -139,7 +140,7 @@ struct Paged {
                                                         const Found& found,
                                                         int block) {
     if (args.indices != nullptr || found.length == 0) return;
-    const float place = __fdividef(groups(args), gridDim.x) * blockIdx.x;
+    const float place = args.groups_of_part * blockIdx.x;
     const auto token = static_cast<uint32_t>((place - floorf(place)) * found.length);
     const int request = grouping(args).request_of(block / kParts);
     ptx::touch(args.table + request * args.table_row_stride +
@@ -225,7 +226,7 @@ struct Paged {
     const int block = base + threadIdx.x % kWarpSize;
     Hull hull;
     int rows = 1;
-    if (kParts == 1 && args.indices == nullptr && args.next_n.value == 1) {
+    if (Tiling::kSets == 1 && args.indices == nullptr && args.next_n.value == 1) {
       hull = {0, windows(args).at(block, 0)};  // what most calls are, in few instructions
     } else {
       const Group group = grouping(args)[block / kParts];
@@ -240,7 +241,7 @@ struct Paged {
 
   // Where the lookout for blocks begins while the schedule is on its way.
   static __device__ __forceinline__ int likely_block(const Arguments& args) {
-    return static_cast<int>(__fdividef(groups(args), gridDim.x) * blockIdx.x) * kParts;
+    return static_cast<int>(args.groups_of_part * blockIdx.x) * kParts;
   }
 
   static __device__ __forceinline__ Task task(const Arguments& args, Found found, int block) {
@@ -323,24 +324,28 @@ struct Paged {
                                                      uint32_t& next,
                                                      StageRing ring,
                                                      Storage& shared) {
-    const uint32_t page_rows = 1 << args.page_shift, rows = min(page_rows, uint32_t{kStageRows});
     // Keys of one group alone are read once: they should not drive out what is read again.
     const uint64_t policy = ptx::cache_policy(args.groups_of_request.value == 1);
-    uint32_t empty = 0;
-    if constexpr (Tiling::kAligned > 1) {
-      const uint32_t wanted = (max(task.length, done) - done + kStageRows - 1) / kStageRows;
-      empty = stages - min(stages, wanted);
-    }
-    const uint32_t end = (stages - empty) * kStageRows;
+    const uint32_t end = stages * kStageRows;
 #pragma unroll 1
     for (uint32_t row = 0; row < end;) {
+      // Opaque, or what follows from it is kept from the kernel's start on.
+      const int page_shift = ptx::opaque(args.page_shift);
+      const uint32_t page_rows = 1 << page_shift, rows = min(page_rows, uint32_t{kStageRows});
       const uint32_t k_full = ptx::shared_address(&shared.k_full[ring.stage]);
       const Page page =
-          shared.pages[row >> args.page_shift];  // on its way while the stage is waited for
+          shared.pages[row >> page_shift];  // on its way while the stage is waited for
       const uint32_t of_stage = row % kStageRows, of_page = row & (page_rows - 1);
       if (of_stage == 0) {
-        wait_stage(ring, shared);
-        if (kPaced && done + row < kPacedTokens) next = wait_until(next) + kPace;
+        ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]),
+                                  ring.parity ^ 1);
+        if (Tiling::kAligned > 1 && done + row >= task.length) {
+          ptx::mbarrier_arrive(k_full);
+          row += kStageRows, ring.advance();
+          continue;
+        }
+        if (kPaced && task.length <= kPacedMost && done + row < kPacedTokens)
+          next = wait_until(next) + kPace;
         ptx::mbarrier_arrive_expect_tx(k_full, Tiling::kKBytes + kStageRows * 4);
       }
       ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.k[ring.stage]) +
@@ -351,11 +356,6 @@ struct Paged {
       row += rows;
       if (row % kStageRows == 0) ring.advance();
     }
-#pragma unroll 1
-    for (; Tiling::kAligned > 1 && empty > 0; empty--, ring.advance()) {
-      wait_stage(ring, shared);
-      ptx::mbarrier_arrive(ptx::shared_address(&shared.k_full[ring.stage]));
-    }
   }
 
   // Returns that time.
@@ -363,10 +363,6 @@ struct Paged {
     while (static_cast<int32_t>(ptx::clock() - time) < 0) {
     }
     return time;
-  }
-
-  static __device__ __forceinline__ void wait_stage(const StageRing& ring, Storage& shared) {
-    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]), ring.parity ^ 1);
   }
 };
 

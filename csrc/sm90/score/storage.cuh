@@ -89,6 +89,15 @@ struct Ring {
   }
 };
 
+// The same of the two blocks that are on their way, in one register.
+struct BlockRing {
+  uint32_t blocks = 0;
+
+  __device__ __forceinline__ int stage() const { return blocks & 1; }
+  __device__ __forceinline__ uint32_t parity() const { return blocks >> 1 & 1; }
+  __device__ __forceinline__ void advance() { blocks++; }
+};
+
 template <int kQBuffers,
           int kQBytes,
           int kBlock,
@@ -181,7 +190,6 @@ struct Tiling {
                                 kStageRows,
                                 kRowBytes>;
   using StageRing = Ring<kStages>;
-  using BlockRing = Ring<2>;
 
   // Which of 8 keys row `i` of 8 rows of products is. Converted rows of 128 bytes come swizzled, and
   // in this order two rows that are read at once lie in different banks.

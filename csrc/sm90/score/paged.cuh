@@ -333,8 +333,6 @@ struct Paged {
       const int page_shift = ptx::opaque(args.page_shift);
       const uint32_t page_rows = 1 << page_shift, rows = min(page_rows, uint32_t{kStageRows});
       const uint32_t k_full = ptx::shared_address(&shared.k_full[ring.stage]);
-      const Page page =
-          shared.pages[row >> page_shift];  // on its way while the stage is waited for
       const uint32_t of_stage = row % kStageRows, of_page = row & (page_rows - 1);
       if (of_stage == 0) {
         ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]),
@@ -348,6 +346,7 @@ struct Paged {
           next = wait_until(next) + kPace;
         ptx::mbarrier_arrive_expect_tx(k_full, Tiling::kKBytes + kStageRows * 4);
       }
+      const Page page = shared.pages[row >> page_shift];
       ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.k[ring.stage]) +
                                             of_stage * kRowBytes,
                                         &k_map, 0, of_page, page.number, k_full, policy);

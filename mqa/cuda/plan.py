@@ -38,7 +38,8 @@ class Scalar(NamedTuple):
 
     name: str
     code: str
-    """Type as in the `struct` module: q int64, i int32, I uint32, f float32, ? bool; p for a pointer to nothing."""
+    """Type as in the `struct` module: q int64, i int32, I uint32, f float32, ? bool; p for a
+    pointer to nothing."""
     value: float
 
 
@@ -49,7 +50,7 @@ def divisor(name: str, value: int) -> tuple[Scalar, Scalar, Scalar]:
     """
     shift = 31 + (value - 1).bit_length()
     return (
-        Scalar(name, "i", value),
+        Scalar(f"{name}.value", "i", value),
         Scalar(f"{name}.multiplier", "I", (1 << shift) // value + 1),
         Scalar(f"{name}.shift", "I", shift),
     )

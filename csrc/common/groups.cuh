@@ -25,25 +25,25 @@ struct Groups {
   const int32_t* indices;
   int64_t indices_stride;
   int requests;
-  int next_n;
-  int per_request;  // groups of a request
+  Divisor next_n;
+  Divisor per_request;  // groups of a request
 
-  __device__ __forceinline__ int rows() const { return requests * next_n; }
-  __device__ __forceinline__ int count() const { return requests * per_request; }
+  __device__ __forceinline__ int rows() const { return requests * next_n.value; }
+  __device__ __forceinline__ int count() const { return requests * per_request.value; }
 
-  __device__ __forceinline__ int request_of(int group) const {
-    return per_request == 1 ? group : group / per_request;
-  }
+  __device__ __forceinline__ int request_of(int group) const { return per_request.divide(group); }
 
   __device__ __forceinline__ int row_of(int group) const {
     const int request = request_of(group);
-    return request * next_n + (group - request * per_request) * kGroupRows;
+    return request * next_n.value + (group - request * per_request.value) * kGroupRows;
   }
 
   // The group of a row; in varlen calls, where it could begin at the earliest.
   __device__ __forceinline__ int with_row(int row) const {
-    if (indices != nullptr) return row / kGroupRows * kGroupRows;
-    return row / next_n * per_request + row % next_n / kGroupRows;
+    if (indices != nullptr) return row & ~(kGroupRows - 1);
+    const int request = next_n.divide(row);
+    return request * per_request.value +
+           static_cast<uint32_t>(row - request * next_n.value) / kGroupRows;
   }
 
   __device__ __forceinline__ bool same(int row, int other) const {
@@ -52,17 +52,18 @@ struct Groups {
 
   __device__ __forceinline__ Group operator[](int group) const {
     if (indices == nullptr) {
-      const int request = request_of(group), first = (group - request * per_request) * kGroupRows;
-      return {request, first, min(kGroupRows, next_n - first)};
+      const int request = request_of(group),
+                first = (group - request * per_request.value) * kGroupRows;
+      return {request, first, min(kGroupRows, next_n.value - first)};
     }
-    const int row = group;
-    if (row % kGroupRows != 0 && same(row, row - 1)) return {row, 0, 0};
-    const int most = min(kGroupRows - row % kGroupRows, requests - row);
-    int count = 1;
+    const uint32_t row = group;
+    if (row % kGroupRows != 0 && same(row, row - 1)) return {group, 0, 0};
+    const uint32_t most = min(kGroupRows - row % kGroupRows, requests - row);
+    uint32_t count = 1;
 #pragma unroll 1
     while (count < most && same(row, row + count))
       count++;
-    return {row, 0, count};
+    return {group, 0, static_cast<int>(count)};
   }
 
   // KV tokens that `count` rows of a group see, from the `before`th on; their windows begin at 0.
@@ -83,9 +84,9 @@ struct Groups {
   __device__ __forceinline__ Cut cut_of(Cut entry) const {
     if (entry.block < 0) return {0, 0};
     if (entry.block >= rows()) return {count(), 0};
-    if (next_n == 1) return entry;
-    const int request = entry.block / next_n, first = entry.block - request * next_n;
-    return {request * per_request + ceil_div(first, kGroupRows),
+    const int request = next_n.divide(entry.block);
+    const uint32_t first = entry.block - request * next_n.value;
+    return {request * per_request.value + ceil_div(first, kGroupRows),
             first % kGroupRows == 0 ? entry.split : 0};
   }
 };

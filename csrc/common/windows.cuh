@@ -3,6 +3,8 @@
 
 #include <cuda/std/cstdint>
 
+#include "common/divisor.cuh"
+
 namespace mqa {
 
 using cuda::std::int32_t;
@@ -16,7 +18,8 @@ constexpr int kScheduleSplit = 256;  // KV tokens of a task of a schedule
 
 // Of non-negative numbers up to 2^31 - 1.
 __host__ __device__ constexpr int ceil_div(int a, int b) {
-  return a / b + (a % b != 0);
+  const uint32_t n = a, d = b;  // for which there are fewer instructions
+  return static_cast<int>(n / d + (n % d != 0));
 }
 
 // KV tokens [start, end) of one row, clamped to [0, tokens); start >= end if it sees none.
@@ -54,20 +57,25 @@ struct Lens {
   int64_t request_stride;
   int64_t row_stride;
   int rows;
-  int next_n;
+  Divisor next_n;
   int limit;
   bool last_only;
 
-  // That of row `j` of a request.
+  // What context_lens says of row `j` of a request.
+  __device__ __forceinline__ int given_of(int request, int j) const {
+    return lens[request * request_stride + j * row_stride];
+  }
+
+  // The len of that row.
   __device__ __forceinline__ int at(int request, int j) const {
-    const int given = max(lens[request * request_stride + j * row_stride], 0);
-    return min(last_only ? max(given - (next_n - 1 - j), 0) : given, limit);
+    const int given = max(given_of(request, j), 0);
+    return min(last_only ? max(given - (next_n.value - 1 - j), 0) : given, limit);
   }
 
   __device__ __forceinline__ Window operator[](int row) const {
     const uint32_t last = rows - 1, existing = min(static_cast<uint32_t>(row), last);
-    const uint32_t request = next_n == 1 ? existing : existing / next_n;
-    const int len = at(request, existing - request * next_n);
+    const int request = next_n.divide(existing);
+    const int len = at(request, existing - request * next_n.value);
     return {0, static_cast<uint32_t>(row) <= last ? len : 0};
   }
 };

@@ -55,6 +55,13 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
+// Clocks of this SM, from some time on.
+__device__ __forceinline__ uint32_t clock() {
+  uint32_t clocks;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(clocks));
+  return clocks;
+}
+
 // This thread's place in its warp, read anew at each call: what follows from it is not kept in
 // registers until the next one.
 __device__ __forceinline__ int lane_read_anew() {

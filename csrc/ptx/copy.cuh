@@ -26,6 +26,12 @@ __device__ __forceinline__ void prefetch_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
+// Reads four bytes that nobody wants yet, so that they are in the SM's cache when somebody does.
+__device__ __forceinline__ void touch(const void* address) {
+  [[maybe_unused]] int32_t value;
+  asm volatile("ld.global.ca.b32 %0, [%1];" : "=r"(value) : "l"(address));
+}
+
 // Loads a box whose corner is (inner, outer); elements outside the tensor become zero. The barrier
 // gets the bytes of the whole box. `target` is 128-byte aligned.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
@@ -49,7 +55,38 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(uint32_t target,
                : "memory");
 }
 
+// How the chip's cache treats lines: the first to give way, or as any other.
+__device__ __forceinline__ uint64_t cache_policy(bool evict_first) {
+  uint64_t first, normal;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+  return evict_first ? first : normal;
+}
+
+// The same with such a policy.
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(uint32_t target,
+                                                             const TensorMap* map,
+                                                             int32_t inner,
+                                                             int32_t middle,
+                                                             int32_t outer,
+                                                             uint32_t barrier,
+                                                             uint64_t policy) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+               ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(target),
+               "l"(map), "r"(inner), "r"(middle), "r"(outer), "r"(barrier), "l"(policy)
+               : "memory");
+}
+
 // Loads `bytes` (a multiple of 16) from global memory; both addresses are 16-byte aligned.
+__device__ __forceinline__ void cp_async_bulk_load(
+    uint32_t target, const void* source, uint32_t bytes, uint32_t barrier, uint64_t policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1], %2, [%3], %4;" ::"r"(target),
+               "l"(source), "r"(bytes), "r"(barrier), "l"(policy)
+               : "memory");
+}
+
+// The same without a policy.
 __device__ __forceinline__ void cp_async_bulk_load(uint32_t target,
                                                    const void* source,
                                                    uint32_t bytes,

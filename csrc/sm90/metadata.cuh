@@ -73,15 +73,15 @@ struct PagedMetadata {
   int64_t indices_stride;
   int64_t cuts_stride;
   int32_t requests;
-  int32_t next_n;
-  int32_t per_request;
+  Divisor next_n;
+  Divisor per_request;
   int32_t parts;
 
   __device__ __forceinline__ Groups grouping() const {
     return {indices, indices_stride, requests, next_n, per_request};
   }
   __device__ __forceinline__ Lens all() const {
-    return {lens, lens_request_stride, lens_row_stride, requests * next_n, next_n, 0x7fffffff,
+    return {lens, lens_request_stride, lens_row_stride, requests * next_n.value, next_n, 0x7fffffff,
             false};
   }
   __device__ __forceinline__ int groups() const { return grouping().count(); }
@@ -99,7 +99,7 @@ struct PagedMetadata {
     for (int i = 0; i < kEach; i++)
       group[i] = grouping()[min(first + i * kMetadataThreads, end - 1)];
 #pragma unroll 4
-    for (int j = 0; j < min(next_n, kGroupRows); j++)
+    for (int j = 0; j < min(next_n.value, kGroupRows); j++)
 #pragma unroll
       for (int i = 0; i < kEach; i++)
         longest[i] =
@@ -144,7 +144,7 @@ struct PagedMetadata {
   __device__ __forceinline__ int next_place(int group, Load load) const {
     return place(group) + load.rows;
   }
-  __device__ __forceinline__ int end_place() const { return requests * next_n; }
+  __device__ __forceinline__ int end_place() const { return requests * next_n.value; }
 };
 
 struct MetadataStorage {

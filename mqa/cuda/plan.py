@@ -38,8 +38,22 @@ class Scalar(NamedTuple):
 
     name: str
     code: str
-    """Type as in the `struct` module: q int64, i int32, ? bool; p for a pointer to nothing."""
-    value: int
+    """Type as in the `struct` module: q int64, i int32, I uint32, f float32, ? bool; p for a
+    pointer to nothing."""
+    value: float
+
+
+def divisor(name: str, value: int) -> tuple[Scalar, Scalar, Scalar]:
+    """A `Divisor` of `csrc/common/divisor.cuh`, by which numbers below 2**31 are divided.
+
+    `value` is from 1 to 2**31 - 1.
+    """
+    shift = 31 + (value - 1).bit_length()
+    return (
+        Scalar(f"{name}.value", "i", value),
+        Scalar(f"{name}.multiplier", "I", (1 << shift) // value + 1),
+        Scalar(f"{name}.shift", "I", shift),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mqa import devices
 from mqa.cuda import driver
-from mqa.cuda.plan import WARP, Kernel, Plan, Scalar, Struct
+from mqa.cuda.plan import WARP, Kernel, Plan, Scalar, Struct, divisor
 from mqa.cuda.sm90_paged import (
     PAGE_SIZES,
     groups_of_request,
@@ -204,8 +204,8 @@ def paged_metadata_plan(
         Scalar("indices_stride", "q", indices_stride or 0),
         Scalar("cuts_stride", "q", out_stride),
         Scalar("requests", "i", requests),
-        Scalar("next_n", "i", next_n),
-        Scalar("per_request", "i", groups_of_request(next_n)),
+        *divisor("next_n", next_n),
+        *divisor("per_request", groups_of_request(next_n)),
         Scalar("parts", "i", parts),
     )
     struct = Struct(("lens", "" if indices_stride is None else "indices", "out"), scalars)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mqa import devices
-from mqa.cuda.plan import Kernel, Plan, Scalar, Struct
+from mqa.cuda.plan import Kernel, Plan, Scalar, Struct, divisor
 from mqa.cuda.sm90_tiles import (
     CXX,
     OWN_COLUMNS,
@@ -32,6 +32,8 @@ from mqa.reference.schedule import GROUP
 from mqa.validate import PagedCall
 
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
+LINE_ENTRIES = 32
+"""Of a block table, in 128 bytes."""
 _INT32_MAX = 2**31 - 1
 
 
@@ -131,6 +133,7 @@ def _paged_arguments(facts: PagedFacts, t: Tiles) -> Struct:
     """PagedArguments, field by field."""
     indices = "indices" if facts.varlen else ""
     schedule = "schedule" if facts.scheduled else ""
+    per_request = groups_of_request(facts.next_n)
     limit = min(facts.width, facts.columns * facts.page_rows, _INT32_MAX)
     return Struct(
         ("cache", "w", "lens", "table", indices, schedule, "out", *q_pointers(t)),
@@ -150,12 +153,14 @@ def _paged_arguments(facts: PagedFacts, t: Tiles) -> Struct:
             Scalar("logits_stride", "q", facts.logits_stride),
             Scalar("rows", "i", facts.requests * facts.next_n),
             Scalar("requests", "i", facts.requests),
-            Scalar("next_n", "i", facts.next_n),
-            Scalar("groups_of_request", "i", groups_of_request(facts.next_n)),
+            *divisor("next_n", facts.next_n),
+            *divisor("groups_of_request", per_request),
+            *divisor("table_lines", max(-(-limit // (facts.page_rows * LINE_ENTRIES)), 1)),
             Scalar("limit", "i", limit),
             Scalar("pages", "i", facts.pages),
             Scalar("page_shift", "i", facts.page_rows.bit_length() - 1),
             Scalar("width", "i", facts.width),
+            Scalar("groups_of_part", "f", facts.requests * per_request / facts.parts),
             Scalar("last_only", "?", facts.last_only),
             Scalar("weights_are_bf16", "?", facts.bf16_weights),
             Scalar("clean", "?", facts.clean),

@@ -192,7 +192,7 @@ def barriers(t: Tiles, k_arrivals: int, k_bytes: int) -> tuple[Barrier, ...]:
         Barrier("q_empty", MATH_WARPS),
         Barrier("k_full", k_arrivals, k_bytes),
         Barrier("k_empty", MATH_WARPS // 4 if t.converted else MATH_WARPS * t.sets // 4),
-        Barrier("range_known", 1),
+        Barrier("range_known", 2),
     )
 
 
@@ -201,15 +201,16 @@ def row_bytes(elements: str, dim: int) -> int:
     return dim // 2 if elements == "Mxfp4" else dim
 
 
-TURN_STAGES = 20
-"""At most, where math warpgroups take stages in turn."""
-
-
 def in_turn(heads: int, dim: int, columns: int, elements: str) -> Tiles:
     """Tiles of many small stages, each the work of one or two math warpgroups."""
     rows = 128 if dim == 128 or elements == "Fp8" else 256
+    most = 20
+    if elements == "Fp8" and columns == 64 and dim == 128:
+        # One tile a stage, and not more than memory needs: SMs that have more keys on their way
+        # get a larger share of its rate, and the others end late.
+        rows, most = 64, 12
     # A multiple of the turns, so that a place of the ring is always the same warpgroups'.
-    every = (Tiles(heads, dim, rows, n, columns, elements) for n in range(TURN_STAGES, 0, -4))
+    every = (Tiles(heads, dim, rows, n, columns, elements) for n in range(most, 0, -4))
     return next(t for t in every if t.shared_bytes <= MAX_SHARED_BYTES)
 
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mqa.cuda import compiler, sm90, sm90_paged, sm90_tiles
-from mqa.cuda.plan import WARP, Barrier, Kernel, Plan, Scalar, Struct
+from mqa.cuda.plan import WARP, Barrier, Kernel, Plan, Scalar, Struct, divisor
 from mqa.cuda.tensor_map import TensorMap
 from mqa.formats.kv_cache import SCALE_BYTES
 from mqa.reference import schedule
@@ -70,8 +72,8 @@ DENSE_METADATA = sm90.dense_metadata_plan(9, 40, 8, 132, 5, 6, 2)
 PAGED_METADATA = sm90.paged_metadata_plan(9, 1, 132, (3, 1), 2, 4)
 FIELDS = {"kv_scale": "k_scale", "w": "weights", "out": "logits"}
 """Names of tensors that the kernel's struct calls otherwise."""
-TYPES = {"q": "int64_t", "i": "int32_t", "?": "bool"}
-SIZES = {"q": 8, "p": 8, "i": 4, "?": 1}
+TYPES = {"q": "int64_t", "i": "int32_t", "I": "uint32_t", "f": "float", "?": "bool"}
+SIZES = {"q": 8, "p": 8, "i": 4, "I": 4, "f": 4, "?": 1}
 
 
 def assertions(name: str, layout: Struct, fields: dict[str, str]) -> Iterator[str]:
@@ -162,6 +164,22 @@ def test_a_struct_is_pointers_then_scalars_without_gaps_and_padded_to_8_bytes() 
     assert layout.pack(1, 2, -1, 3, True).hex() == "".join(words)
 
 
+INT32 = st.integers(1, 2**31 - 1)
+
+
+@given(value=INT32 | st.sampled_from([1, 2, 3, 2**30 + 1, 2**31 - 1]), quotient=INT32, rest=INT32)
+def test_a_divisor_divides_every_number_below_2_to_the_31(
+    value: int, quotient: int, rest: int
+) -> None:
+    _, multiplier, shift = (scalar.value for scalar in divisor("next_n", value))
+    assert 0 < multiplier < 2**32
+    assert 0 <= shift < 64
+    multiple = quotient % (2**31 // value + 1) * value
+    for n in (0, multiple - 1, multiple, multiple + rest % value, rest, 2**31 - 1):
+        if 0 <= n < 2**31:
+            assert n * int(multiplier) >> int(shift) == n // value
+
+
 def test_tensors_are_those_of_maps_then_of_the_struct() -> None:
     maps = tuple(TensorMap(name, "UINT8", 1, (32,), (), (32,)) for name in ("q", "k"))
     plan = Plan(Kernel("k.cuh", "k"), 1, 32, 0, maps, Struct(("w", "", "out"), ()))
@@ -189,7 +207,8 @@ def arrivals_of_roles() -> dict[str, set[int]]:
         # Scales at any address or stride come by the load warp's cp.async, others in bulk.
         "k_full": {expect_tx, expect_tx + WARP},
         "k_empty": {math_lanes},
-        "range_known": {1},
+        # The warp that finds the range, and the one that initialises the other barriers.
+        "range_known": {2},
     }
 
 

@@ -10,7 +10,7 @@ import torch
 
 from mqa import devices, validate
 from mqa.cuda import driver, sm90, sm90_paged, sm90_tiles
-from mqa.cuda.plan import MAX_SHARED_BYTES, Kernel, Plan
+from mqa.cuda.plan import MAX_SHARED_BYTES, Kernel, Plan, divisor
 from mqa.cuda.sm90 import SM90
 from mqa.problem import parse
 from mqa.reference.schedule import GROUP
@@ -47,8 +47,13 @@ def plan_of(line: str, sms: int = 132) -> tuple[PagedCall, Plan]:
     return call, plan
 
 
-def scalars(plan: Plan) -> dict[str, int]:
+def scalars(plan: Plan) -> dict[str, float]:
     return {scalar.name: scalar.value for scalar in plan.struct.scalars}
+
+
+def divided(name: str, value: int) -> dict[str, float]:
+    """What stands in a struct for a number that the kernel divides by."""
+    return {scalar.name: scalar.value for scalar in divisor(name, value)}
 
 
 def test_a_plain_call_becomes_a_plan() -> None:
@@ -83,12 +88,14 @@ def test_a_plain_call_becomes_a_plan() -> None:
         "logits_stride": 99,
         "rows": 6,
         "requests": 3,
-        "next_n": 2,
-        "groups_of_request": 1,
+        **divided("next_n", 2),
+        **divided("groups_of_request", 1),
+        **divided("table_lines", 1),
         "limit": 99,
         "pages": 20,
         "page_shift": 6,
         "width": 99,
+        "groups_of_part": 3 / 132,
         "last_only": 0,
         "weights_are_bf16": 0,
         "clean": 0,
@@ -157,7 +164,7 @@ def test_rows_of_q_are_those_of_requests_one_after_another(line: str, row_stride
 def test_lens_of_rank_one_are_those_of_last_rows() -> None:
     _, plan = plan_of(f"{LINE} lens_rank=1 lens_stride=3")
     values = scalars(plan)
-    assert (values["last_only"], values["next_n"]) == (1, 2)
+    assert (values["last_only"], values["next_n.value"]) == (1, 2)
     assert (values["lens_request_stride"], values["lens_row_stride"]) == (3, 0)
 
 
@@ -287,8 +294,8 @@ def test_metadata_is_one_launch_of_one_cluster(
         "indices_stride": 0,
         "cuts_stride": 3,
         "requests": requests,
-        "next_n": next_n,
-        "per_request": -(-next_n // GROUP),
+        **divided("next_n", next_n),
+        **divided("per_request", -(-next_n // GROUP)),
         "parts": 132,
     }
 

@@ -18,7 +18,6 @@ struct Feed {
   using Logit = typename Tiling::Logit;
   using Storage = typename Tiling::Storage;
   using StageRing = typename Tiling::StageRing;
-  using BlockRing = typename Tiling::BlockRing;
   static constexpr auto kRows = Tiling::kRows;
   static constexpr auto kBlock = Tiling::kBlock;
   static constexpr auto kBlockColumns = Tiling::kBlockColumns;
@@ -39,7 +38,8 @@ struct Feed {
     Cut(&range)[2] = feeder.range;
     // The first of the blocks that this warp looks at, or what comes before it is known.
     constexpr int kGuess = -2, kBegin = -1;
-    int base = args.schedule == nullptr ? kBegin : kGuess;
+    // Load goes on at once when the schedule is there.
+    int base = args.schedule == nullptr || warp == kLoadWarp ? kBegin : kGuess;
     BlockRing ring;
     StageRing stages;
     while (true) {
@@ -55,6 +55,7 @@ struct Feed {
       feeder.found[lane] = own;
       __syncwarp();
       if (ptx::opaque(guess)) {
+        Source::prefetch_place(args, feeder.found[0], base);
         base = kBegin;
         continue;
       }
@@ -64,12 +65,12 @@ struct Feed {
       __syncwarp();  // lane 0 will write it
     }
     wait_block(ring, shared);
-    if (warp == kRowsWarp && threadIdx.x % kWarpSize == 0) shared.piece[ring.stage] = Piece{};
+    if (warp == kRowsWarp && threadIdx.x % kWarpSize == 0) shared.piece[ring.stage()] = Piece{};
     __syncwarp();
     const uint32_t arrivals = warp == kLoadWarp   ? 1
                               : warp == kRowsWarp ? ptx::kWarpArrivals
                                                   : kWarpSize;
-    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_full[ring.stage]),
+    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_full[ring.stage()]),
                             threadIdx.x % kWarpSize < arrivals);
   }
 
@@ -109,7 +110,7 @@ struct Feed {
         wait_block(ring, shared);
         if constexpr (Tiling::Format::kConverted) {
           // Math loads q itself.
-          ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_full[ring.stage]),
+          ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_full[ring.stage()]),
                                   threadIdx.x % kWarpSize == 0);
         } else {
           load_q(q_map, task, ring, shared);
@@ -131,7 +132,8 @@ struct Feed {
 
   // Waits until math is through with the block before the last one.
   static __device__ __forceinline__ void wait_block(BlockRing ring, Storage& shared) {
-    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_empty[ring.stage]), ring.parity ^ 1);
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_empty[ring.stage()]),
+                              ring.parity() ^ 1);
   }
 
   // Of a block of few rows, half the columns may be enough.
@@ -141,12 +143,12 @@ struct Feed {
                                                 Storage& shared) {
     if (threadIdx.x % kWarpSize != 0) return;
     constexpr int kBox = Tiling::kQBoxRows, kBoxes = kBlock / kBox, kBytes = kQBytes / kBoxes;
-    const uint32_t q_full = ptx::shared_address(&shared.q_full[ring.stage]);
+    const uint32_t q_full = ptx::shared_address(&shared.q_full[ring.stage()]);
     const int boxes = task.rows <= kBox ? 1 : kBoxes;
     ptx::mbarrier_arrive_expect_tx(q_full, boxes * kBytes);
 #pragma unroll 1
     for (int i = 0; i < boxes; i++)
-      ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.q[ring.stage]) + i * kBytes,
+      ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.q[ring.stage()]) + i * kBytes,
                                         &q_map, 0, 0, task.row + i * kBox, q_full);
   }
 
@@ -157,21 +159,21 @@ struct Feed {
     const int lane = threadIdx.x % kWarpSize;
     const Logits<Logit> logits = Source::logits(args);
     const auto windows = Source::windows(args);
-    Row* rows = shared.rows[ring.stage];
+    Row* rows = shared.rows[ring.stage()];
 #pragma unroll 1
     for (int row = lane; row < kBlock; row += kWarpSize)
       rows[row] = describe_row(logits, windows, task, row);
     __syncwarp();
     const int set = lane % kSets;
     const Columns columns = describe_columns(&rows[set * kRows]);
-    if (lane < kSets) shared.columns[ring.stage][lane] = columns;
+    if (lane < kSets) shared.columns[ring.stage()][lane] = columns;
     const int end = task.first + static_cast<int>(task.length);
     const bool used = max(columns.first, task.first) < min(columns.end, end);
     Piece piece{task.first, task.length, Tiling::kTurns, 0, task.row};
     const uint32_t sets = __ballot_sync(kAllLanes, used) & ((1 << kSets) - 1);
     if constexpr (Tiling::kTurns == 1) share_out(sets, piece);
-    if (lane == 0) shared.piece[ring.stage] = piece;
-    ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_full[ring.stage]));
+    if (lane == 0) shared.piece[ring.stage()] = piece;
+    ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_full[ring.stage()]));
   }
 
   static __device__ __forceinline__ Columns describe_columns(const Row* rows) {
@@ -230,13 +232,13 @@ struct Feed {
                                                           int row,
                                                           BlockRing ring,
                                                           Storage& shared) {
-    const uint32_t target = ptx::shared_address(shared.weights[ring.stage]);
+    const uint32_t target = ptx::shared_address(shared.weights[ring.stage()]);
 #pragma unroll 4
     for (int column = ptx::lane_read_anew(); column < kBlockColumns; column += kWarpSize)
       ptx::cp_async_4(target + column * 4,
                       static_cast<const float*>(args.weights) + weight_at(args, row, column),
                       row_exists(args, row, column) ? 4 : 0);
-    ptx::cp_async_mbarrier_arrive_noinc(ptx::shared_address(&shared.q_full[ring.stage]));
+    ptx::cp_async_mbarrier_arrive_noinc(ptx::shared_address(&shared.q_full[ring.stage()]));
   }
 
   static __device__ __forceinline__ void load_bf16_weights(const Arguments& args,
@@ -255,10 +257,10 @@ struct Feed {
       for (int i = 0; i < kBatch; i++) {
         const int column = first + i * kWarpSize;
         const float weight = __bfloat162float(loaded[i]);
-        shared.weights[ring.stage][column] = row_exists(args, row, column) ? weight : 0.0f;
+        shared.weights[ring.stage()][column] = row_exists(args, row, column) ? weight : 0.0f;
       }
     }
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[ring.stage]));
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[ring.stage()]));
   }
 };
 

@@ -13,31 +13,34 @@
 
 namespace mqa::sm90 {
 
-// Barriers and tensor maps, by a warp other than that which reads the schedule.
+// The barrier that all warps have to know before they wait for the others, by one thread.
 template <typename Tiling>
-__device__ __forceinline__ void prepare(const ptx::TensorMap& q_map,
-                                        const ptx::TensorMap& k_map,
-                                        int k_arrivals,
-                                        typename Tiling::Storage& shared) {
-  if (threadIdx.x / kWarpSize != 1) return;
-  const int lane = threadIdx.x % kWarpSize;
-  static_assert(Tiling::kStages <= kWarpSize, "a lane for each stage");
-  if (lane == 0) {
-    ptx::prefetch_tensormap(&q_map);
-    ptx::prefetch_tensormap(&k_map);
-    ptx::mbarrier_init(ptx::shared_address(&shared.range_known), ptx::kWarpArrivals);
+__device__ __forceinline__ void prepare_first(const ptx::TensorMap& q_map,
+                                              const ptx::TensorMap& k_map,
+                                              typename Tiling::Storage& shared) {
+  if (threadIdx.x != kPreparingWarp * kWarpSize) return;
+  ptx::mbarrier_init(ptx::shared_address(&shared.range_known), 2 * ptx::kWarpArrivals);
+  ptx::prefetch_tensormap(&q_map);
+  ptx::prefetch_tensormap(&k_map);
+}
+
+// The others, while the schedule is on its way, by one warp.
+template <typename Tiling>
+__device__ __forceinline__ void prepare(int k_arrivals, typename Tiling::Storage& shared) {
+  if (threadIdx.x % kWarpSize == 0) {
+    for (int i = 0; i < 2; i++) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.q_full[i]),
+                         1 + ptx::kWarpArrivals + kWarpSize);
+      ptx::mbarrier_init(ptx::shared_address(&shared.q_empty[i]), kMathWarps * ptx::kWarpArrivals);
+    }
+    for (int i = 0; i < Tiling::kStages; i++) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.k_full[i]), k_arrivals);
+      ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[i]),
+                         Tiling::kReaderWarps * ptx::kWarpArrivals);
+    }
+    ptx::fence_mbarrier_init();
   }
-  if (lane < 2) {
-    ptx::mbarrier_init(ptx::shared_address(&shared.q_full[lane]),
-                       1 + ptx::kWarpArrivals + kWarpSize);
-    ptx::mbarrier_init(ptx::shared_address(&shared.q_empty[lane]), kMathWarps * ptx::kWarpArrivals);
-  }
-  if (lane < Tiling::kStages) {
-    ptx::mbarrier_init(ptx::shared_address(&shared.k_full[lane]), k_arrivals);
-    ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[lane]),
-                       Tiling::kReaderWarps * ptx::kWarpArrivals);
-  }
-  ptx::fence_mbarrier_init();
+  ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.range_known));
 }
 
 template <typename Tiling, typename Source, int kSharedBytes>
@@ -49,14 +52,14 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   Storage& shared = *reinterpret_cast<Storage*>(shared_bytes);
 
-  prepare<Tiling>(q_map, k_map, Source::k_arrivals(args), shared);
+  prepare_first<Tiling>(q_map, k_map, shared);
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  Source::prefetch(args);
-  // The schedule is on its way while the warps meet.
+  // The schedule is on its way while the warps meet and prepare.
   Cut entry{};
   if (args.schedule != nullptr) entry = Range<Tiling, Source>::read_entry(args);
   __syncthreads();
+  Source::prefetch(args);
   if (args.schedule != nullptr) Range<Tiling, Source>::store_entry(args, entry, shared);
   if (Range<Tiling, Source>::range_by_all(args)) {
     Range<Tiling, Source>::find_range_by_all(args, shared);
@@ -69,10 +72,12 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
   constexpr bool kHandOut = kMathRegisters != kOtherRegisters;
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   if (warp < kMathWarps) {
+    if (warp == kPreparingWarp) prepare<Tiling>(Source::k_arrivals(args), shared);
     if (args.schedule == nullptr && !Range<Tiling, Source>::range_by_all(args) && warp == 0)
       Range<Tiling, Source>::find_range_by_warp(args, shared);
     Source::narrow(args, shared);
     if (warp == 0) ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.range_known));
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
     if constexpr (kHandOut) ptx::setmaxnreg_inc<kMathRegisters>();
     Math<Tiling>::math(shared, [&](const Piece& piece, int buffer) {
       if constexpr (Tiling::Format::kConverted)
@@ -82,7 +87,9 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     if constexpr (kHandOut) ptx::setmaxnreg_dec<kOtherRegisters>();
     if (warp != kCleanWarp) {
       Feed<Tiling, Source>::feed(warp, q_map, k_map, args, shared);
-    } else if (args.clean) {
+    } else {
+      Source::touch(args, shared);
+      if (!args.clean) return;
       clean_rows(Source::logits(args), Source::windows(args), blockIdx.x, gridDim.x, shared.fill);
     }
   }

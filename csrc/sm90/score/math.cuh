@@ -22,7 +22,6 @@ struct Math {
   using Logit = typename Tiling::Logit;
   using Storage = typename Tiling::Storage;
   using StageRing = typename Tiling::StageRing;
-  using BlockRing = typename Tiling::BlockRing;
   static constexpr auto kColumns = Tiling::kColumns;
   static constexpr auto kTiles = Tiling::kTiles;
   static constexpr auto kBodyTiles = Tiling::kBodyTiles;
@@ -189,7 +188,7 @@ struct Math {
               TestedStore{thread.rows, token + i * kTileRows});
         ptx::mbarrier_arrive_warp(k_empty);
       }
-      ring.advance(kTurns);
+      ring.template advance<kTurns>();
     }
   }
 
@@ -205,7 +204,7 @@ struct Math {
                     shared.k_scale[ring.stage] + i * kTileRows, thread,
                     TestedStore{thread.rows, token + i * kTileRows});
       ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage]));
-      ring.advance(kTurns);
+      ring.template advance<kTurns>();
     }
   }
 
@@ -231,7 +230,7 @@ struct Math {
       const bool last = ++i == kTiles || done + i * kTileRows >= block.length;
       if (last) {
         ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage]));
-        ring.advance(kTurns);
+        ring.template advance<kTurns>();
         done += kTurns * kStageRows, i = 0;
         more = done < block.length;
         if (more)
@@ -265,20 +264,21 @@ struct Math {
     uint32_t turn = 0;  // whose turn it is, where stages are taken in turn
     Thread thread;
     while (true) {
-      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[blocks.stage]), blocks.parity);
-      const Piece& piece = shared.piece[blocks.stage];
+      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[blocks.stage()]),
+                                blocks.parity());
+      const Piece& piece = shared.piece[blocks.stage()];
       Block block;
       block.first = uniform(piece.first);
       block.length = uniform(piece.length);
       block.groups = uniform(piece.groups);
       if (block.groups == 0) break;
-      bring(piece, blocks.stage % Tiling::kQBuffers);
+      bring(piece, blocks.stage() % Tiling::kQBuffers);
       // With `groups` sets of warpgroups, each has 4 / groups sets of columns, from `base` on.
       const uint32_t size = kMathGroups / block.groups;
       const uint32_t set = uniform(piece.base) + group % size;
       block.turn = group / size;
-      block.q = Tiles::queries(shared, blocks.stage % Tiling::kQBuffers, set);
-      const Columns& columns = shared.columns[blocks.stage][set];
+      block.q = Tiles::queries(shared, blocks.stage() % Tiling::kQBuffers, set);
+      const Columns& columns = shared.columns[blocks.stage()][set];
       auto within = [&](int token, uint32_t limit) {
         return min(static_cast<uint32_t>(max(uniform(token) - block.first, 0)), limit);
       };
@@ -288,13 +288,13 @@ struct Math {
       block.whole_begin = within(columns.whole_first, block.length);
       block.whole_end =
           within(columns.whole_end, kTurns > 1 || block.groups == 1 ? block.length : 0);
-      Tiles::start_block(shared, blocks.stage, set * kColumns, thread);
+      Tiles::start_block(shared, blocks.stage(), set * kColumns, thread);
       if constexpr (kTurns > 1) {
         stages_in_turn(shared, stages, turn, block, thread);
       } else {
         every_stage(shared, stages, block, thread);
       }
-      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_empty[blocks.stage]));
+      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_empty[blocks.stage()]));
       blocks.advance();
     }
   }

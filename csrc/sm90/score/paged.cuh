@@ -39,13 +39,15 @@ struct PagedArguments {
   int64_t logits_stride;
   int32_t rows;
   int32_t requests;
-  int32_t next_n;
-  int32_t groups_of_request;
+  Divisor next_n;
+  Divisor groups_of_request;
+  Divisor table_lines;  // that the block table of a request may take, of 128 bytes if contiguous
   int32_t limit;  // most tokens that a row may have: columns of the result and of the block table
   int32_t pages;
   int32_t page_shift;  // log2 of a page's tokens
   int32_t width;
-  bool last_only;  // lens are [B], of the last row of each request
+  float groups_of_part;  // of an even schedule
+  bool last_only;        // lens are [B], of the last row of each request
   bool weights_are_bf16;
   bool clean;
 };
@@ -69,6 +71,13 @@ struct Paged {
   // Blocks of a group, which may have more rows than a block.
   static constexpr int kParts = Tiling::kSets == 4 && kBlock < kGroupRows ? kGroupRows / kBlock : 1;
   static_assert(kStageRows / 8 <= kWarpSize, "a lane loads at most one page of a stage");
+
+  // The first loads of a task leave at no more than 25 bytes a clock, which is more than an SM's share
+  // of what memory delivers. If all SMs fill their rings at once, those that are served first stay
+  // ahead for long. Tasks that take longer may be of an SM that has memory for itself.
+  static constexpr bool kPaced = Tiling::kBlockColumns == 64 && !Tiling::Format::kConverted;
+  static constexpr uint32_t kPacedTokens = 24 * 64, kPacedMost = 4096;
+  static constexpr uint32_t kPace = kStageRows * (kRowBytes + 4) / 25;  // clocks a stage
 
   // A block's part of a CTA's range.
   struct Task {
@@ -111,18 +120,45 @@ struct Paged {
   static __device__ __forceinline__ void prefetch(const Arguments& args) {
     const int row = kThreads - 1 - threadIdx.x;
     if (row < args.rows) {
-      const int request = args.next_n == 1 ? row : row / args.next_n;
-      ptx::prefetch_l1(args.lens + request * args.lens_request_stride +
-                       (row - request * args.next_n) * args.lens_row_stride);
-      if (args.indices != nullptr) ptx::prefetch_l1(args.indices + row * args.indices_stride);
+      const int request = args.next_n.divide(row);
+      ptx::touch(args.lens + request * args.lens_request_stride +
+                 (row - request * args.next_n.value) * args.lens_row_stride);
+      if (args.indices != nullptr) ptx::touch(args.indices + row * args.indices_stride);
     }
     if (row >= kWarpSize) return;
     constexpr int kLine = 128 / sizeof(int32_t);
-    const int lines = ceil_div(ceil_div(args.limit, 1 << args.page_shift), kLine);
-    const int line = row * gridDim.x + blockIdx.x, request = line / max(lines, 1);
-    if (lines > 0 && request < args.requests)
+    const int line = row * gridDim.x + blockIdx.x, request = args.table_lines.divide(line);
+    if (args.limit > 0 && request < args.requests)
       ptx::prefetch_l2(args.table + request * args.table_row_stride +
-                       (line - request * lines) * kLine * args.table_column_stride);
+                       (line - request * args.table_lines.value) * kLine *
+                           args.table_column_stride);
+  }
+
+  // Asks for what the block table says of the place where this CTA's part of an even schedule would
+  // begin, in the likely block. By a warp.
+  static __device__ __forceinline__ void prefetch_place(const Arguments& args,
+                                                        const Found& found,
+                                                        int block) {
+    if (args.indices != nullptr || found.length == 0) return;
+    const float place = args.groups_of_part * blockIdx.x;
+    const auto token = static_cast<uint32_t>((place - floorf(place)) * found.length);
+    const int request = grouping(args).request_of(block / kParts);
+    ptx::touch(args.table + request * args.table_row_stride +
+               (min(token, found.length - 1) >> args.page_shift) * args.table_column_stride);
+  }
+
+  // Reads what the block table says of the first pages of this CTA's range, which load will read
+  // again once it knows how many tokens they have: until then it is nearby. By a warp.
+  static __device__ __forceinline__ void touch(const Arguments& args, Storage& shared) {
+    if (args.indices != nullptr) return;
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
+    const Cut begin = shared.cuts.cuts[0];
+    const int split = args.schedule == nullptr ? kAutoSplit : kScheduleSplit;
+    const int64_t token =
+        static_cast<int64_t>(begin.split) * split + (threadIdx.x % kWarpSize << args.page_shift);
+    if (begin.block < groups(args) && token < args.limit)
+      ptx::touch(args.table + grouping(args).request_of(begin.block) * args.table_row_stride +
+                 (token >> args.page_shift) * args.table_column_stride);
   }
 
   // What a group weighs where no schedule is given. Up to 3 sets of 64 columns are scored while
@@ -138,10 +174,10 @@ struct Paged {
 
   // Moves the ends of a long range to the first and past the last group that has tokens, by the math
   // threads. A schedule of another batch may give a CTA all groups, and warps get past 32 empty ones
-  // in the time that so many threads need for 8 each.
+  // in the time that so many threads need for 8 each. Rows that lack tokens because lens are cut count.
   static __device__ __forceinline__ void narrow(const Arguments& args, Storage& shared) {
     constexpr int kEach = 8;
-    if (args.schedule == nullptr && groups(args) <= kWarpSize) return;  // not long
+    if (groups(args) <= 4 * kWarpSize) return;
     ptx::bar_sync(kMathBarrier, kMathThreads);
     const Cut begin = shared.cuts.cuts[0], end = shared.cuts.cuts[1];
     if (end.block - begin.block <= 4 * kWarpSize) return;
@@ -155,8 +191,9 @@ struct Paged {
     for (int base = from + threadIdx.x; base < to; base += kEach * kMathThreads) {
 #pragma unroll
       for (int i = 0; i < kEach; i++) {
-        const int row = min(base + i * kMathThreads, to - 1);
-        if (!lens[row].empty()) first = min(first, row), last = max(last, row);
+        const int row = min(base + i * kMathThreads, to - 1), request = args.next_n.divide(row);
+        if (lens.given_of(request, row - request * args.next_n.value) > 0)
+          first = min(first, row), last = max(last, row);
       }
     }
     if (threadIdx.x == 0) shared.used[0] = args.rows, shared.used[1] = -1;
@@ -187,18 +224,24 @@ struct Paged {
                                                const Cut (&range)[2],
                                                int base) {
     const int block = base + threadIdx.x % kWarpSize;
-    const Group group = grouping(args)[block / kParts];
-    const int before = block % kParts * kBlock;
-    const int rows = min(group.rows - before, kBlock);
-    if (rows <= 0) return {};
-    const Hull hull = grouping(args).hull(windows(args), group, before, rows);
+    Hull hull;
+    int rows = 1;
+    if (Tiling::kSets == 1 && args.indices == nullptr && args.next_n.value == 1) {
+      hull = {0, windows(args).at(block, 0)};  // what most calls are, in few instructions
+    } else {
+      const Group group = grouping(args)[block / kParts];
+      const int before = block % kParts * kBlock;
+      rows = min(group.rows - before, kBlock);
+      if (rows <= 0) return {};
+      hull = grouping(args).hull(windows(args), group, before, rows);
+    }
     return Range<Tiling, Paged>::part_of(args, range, (base + ptx::lane_read_anew()) / kParts, rows,
                                          hull);
   }
 
   // Where the lookout for blocks begins while the schedule is on its way.
   static __device__ __forceinline__ int likely_block(const Arguments& args) {
-    return groups(args) / gridDim.x * blockIdx.x * kParts;
+    return static_cast<int>(args.groups_of_part * blockIdx.x) * kParts;
   }
 
   static __device__ __forceinline__ Task task(const Arguments& args, Found found, int block) {
@@ -252,6 +295,7 @@ struct Paged {
     uint32_t token =
         task.first + (threadIdx.x % kWarpSize << args.page_shift);  // of this lane's page
     int page = place.page;
+    uint32_t next = ptx::clock();  // when the next load may leave
     for (uint32_t done = 0; done < Tiling::padded(task.length);) {
       const bool exists = static_cast<uint32_t>(page) < static_cast<uint32_t>(args.pages);
       const unsigned char* scales =
@@ -264,7 +308,7 @@ struct Paged {
       const uint32_t stages =
           min((left + kStageRows - 1) / kStageRows, (kWarpSize << args.page_shift) / kStageRows);
       __syncwarp();
-      if (ptx::elect_one()) load_stages(k_map, args, task, done, stages, ring, shared);
+      if (ptx::elect_one()) load_stages(k_map, args, task, done, stages, next, ring, shared);
       __syncwarp();
       ring.advance(stages);
       done += stages * kStageRows;
@@ -277,30 +321,47 @@ struct Paged {
                                                      const Task& task,
                                                      uint32_t done,
                                                      uint32_t stages,
+                                                     uint32_t& next,
                                                      StageRing ring,
                                                      Storage& shared) {
-    const int page_rows = 1 << args.page_shift, rows = min(page_rows, kStageRows);
+    // Keys of one group alone are read once: they should not drive out what is read again.
+    const uint64_t policy = ptx::cache_policy(args.groups_of_request.value == 1);
+    const uint32_t end = stages * kStageRows;
 #pragma unroll 1
-    for (uint32_t i = 0; i < stages * kStageRows; i += kStageRows, ring.advance()) {
+    for (uint32_t row = 0; row < end;) {
+      // Opaque, or what follows from it is kept from the kernel's start on.
+      const int page_shift = ptx::opaque(args.page_shift);
+      const uint32_t page_rows = 1 << page_shift, rows = min(page_rows, uint32_t{kStageRows});
       const uint32_t k_full = ptx::shared_address(&shared.k_full[ring.stage]);
-      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]), ring.parity ^ 1);
-      if (done + i >= task.length) {
-        ptx::mbarrier_arrive(k_full);
-        continue;
+      const uint32_t of_stage = row % kStageRows, of_page = row & (page_rows - 1);
+      if (of_stage == 0) {
+        ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]),
+                                  ring.parity ^ 1);
+        if (Tiling::kAligned > 1 && done + row >= task.length) {
+          ptx::mbarrier_arrive(k_full);
+          row += kStageRows, ring.advance();
+          continue;
+        }
+        if (kPaced && task.length <= kPacedMost && done + row < kPacedTokens)
+          next = wait_until(next) + kPace;
+        ptx::mbarrier_arrive_expect_tx(k_full, Tiling::kKBytes + kStageRows * 4);
       }
-      ptx::mbarrier_arrive_expect_tx(k_full, Tiling::kKBytes + kStageRows * 4);
-      const int within = i & (page_rows - 1);
-      const Page* page = &shared.pages[i >> args.page_shift];
-#pragma unroll 1
-      for (int row = 0; row < kStageRows; row += rows, page++) {
-        const Page copied = *page;
-        ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.k[ring.stage]) +
-                                              row * kRowBytes,
-                                          &k_map, 0, within, copied.number, k_full);
-        ptx::cp_async_bulk_load(ptx::shared_address(&shared.k_scale[ring.stage][row]),
-                                copied.scales + within * 4, rows * 4, k_full);
-      }
+      const Page page = shared.pages[row >> page_shift];
+      ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.k[ring.stage]) +
+                                            of_stage * kRowBytes,
+                                        &k_map, 0, of_page, page.number, k_full, policy);
+      ptx::cp_async_bulk_load(ptx::shared_address(&shared.k_scale[ring.stage][of_stage]),
+                              page.scales + of_page * 4, rows * 4, k_full, policy);
+      row += rows;
+      if (row % kStageRows == 0) ring.advance();
     }
+  }
+
+  // Returns that time.
+  static __device__ __forceinline__ uint32_t wait_until(uint32_t time) {
+    while (static_cast<int32_t>(ptx::clock() - time) < 0) {
+    }
+    return time;
   }
 };
 

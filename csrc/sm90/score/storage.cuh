@@ -15,8 +15,9 @@ constexpr int kThreads = kMathThreads + kOtherThreads;
 constexpr int kLoadWarp = kMathWarps, kRowsWarp = kMathWarps + 1;
 constexpr int kWeightsWarp = kMathWarps + 2, kCleanWarp = kMathWarps + 3;
 constexpr int kFeedingWarps = 3;
-constexpr int kMathBarrier = 2;  // of the math threads
-constexpr int kTileRows = 64;    // of one wgmma
+constexpr int kPreparingWarp = 1;  // initialises barriers; the one before reads the schedule
+constexpr int kMathBarrier = 2;    // of the math threads
+constexpr int kTileRows = 64;      // of one wgmma
 
 // What math needs of a row: where token 0 of its window form lies, and which tokens to write.
 struct alignas(16) Row {
@@ -70,13 +71,31 @@ struct Ring {
   int stage = 0;
   uint32_t parity = 0;
 
-  __device__ __forceinline__ void advance(int steps = 1) {
+  __device__ __forceinline__ void advance() {
+    if (++stage == kDepth) stage = 0, parity ^= 1;
+  }
+  template <int kSteps>
+  __device__ __forceinline__ void advance() {
+    static_assert(kSteps <= kDepth, "at most once around");
+    stage += kSteps;
+    if (stage >= kDepth) stage -= kDepth, parity ^= 1;
+  }
+  __device__ __forceinline__ void advance(int steps) {
     stage += steps;
     if (stage >= kDepth) {
       parity ^= stage / kDepth & 1;
       stage %= kDepth;
     }
   }
+};
+
+// The same of the two blocks that are on their way, in one register.
+struct BlockRing {
+  uint32_t blocks = 0;
+
+  __device__ __forceinline__ int stage() const { return blocks & 1; }
+  __device__ __forceinline__ uint32_t parity() const { return blocks >> 1 & 1; }
+  __device__ __forceinline__ void advance() { blocks++; }
 };
 
 template <int kQBuffers,
@@ -99,7 +118,7 @@ struct SharedStorage {
   Columns columns[2][kSets];
   uint64_t q_full[2], q_empty[2];
   uint64_t k_full[kStages], k_empty[kStages];
-  uint64_t range_known;  // this CTA's range, in cuts
+  uint64_t range_known;  // this CTA's range is in cuts, and the barriers above are initialised
   CutStorage<kThreads> cuts;
   Feeder feeders[kFeedingWarps];
   int32_t used[2];  // first and last row of a range that have tokens
@@ -171,7 +190,6 @@ struct Tiling {
                                 kStageRows,
                                 kRowBytes>;
   using StageRing = Ring<kStages>;
-  using BlockRing = Ring<2>;
 
   // Which of 8 keys row `i` of 8 rows of products is. Converted rows of 128 bytes come swizzled, and
   // in this order two rows that are read at once lie in different banks.

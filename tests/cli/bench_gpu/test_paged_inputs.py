@@ -69,7 +69,7 @@ def test_each_row_beyond_the_peer_has_its_limit():
         ],
     }  # fmt: skip
     assert [row.at_most for row in _paged("paged metadata")] == [5e-6, 5e-6, 8e-6]
-    assert [row.at_most for row in _paged("paged empty")] == [15e-6] * 8
+    assert [row.at_most for row in _paged("paged empty")] == [15e-6] * 12
     kinds = {row.ours.call.schedule for row in _paged("paged empty")}
     assert kinds == {"fresh", "stale", "reversed", "random"}
 

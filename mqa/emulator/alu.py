@@ -53,7 +53,7 @@ SPECIAL = frozenset(
     | {"%laneid", "%warpid", "%nwarpid", "%cluster_ctarank", "%cluster_nctarank", "%smid"}
     | {"%nsmid", "%gridid", "%dynamic_smem_size", "%total_smem_size", "%is_explicit_cluster"}
 )
-"""Special registers that a thread can read; there are no clocks."""
+"""Special registers that never change; `mqa.emulator.clocks` has those that do."""
 
 
 def storage(kind: str) -> np.dtype[Any]:

@@ -315,6 +315,8 @@ class Machine:
         """Counts what a spinning thread could be waiting for."""
         self.surrender = 0
         """Counts how often waits with a time limit gave up."""
+        self.clock = 0
+        """What threads read of it last."""
         self.eager = True
         self.recorder: Recorder | None = None
 

@@ -469,7 +469,7 @@ class _Parser:
                 self.entry.registers.append(register)
                 scope.known[name] = register
                 return register
-        if name.startswith("%") and _NUMBERED.match(name):
+        if name.startswith("%") and _NUMBERED.match(name) and name != "%clock64":
             raise PtxError(f"register {name} is not declared")
         return None
 

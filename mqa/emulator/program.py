@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mqa.emulator import alu, batches, grammar
+from mqa.emulator import alu, batches, clocks, grammar
 from mqa.emulator.alu import ALU, Binder, Function, Registers, fail
 from mqa.emulator.batches import Batched
 from mqa.emulator.memory import CONST_START, PARAM_START, SHARED_START
@@ -205,6 +205,8 @@ class Program:
             return Step(_nothing, predicate, target=at.target)
         if key in self.CONTROL:
             return Step(_nothing, predicate, exits=True)
+        if clocks.reads_clock(at):
+            return Step(clocks.clock(self.binder, at), predicate)
         if key in ALU:
             function = ALU[key](self.binder, at)
             return function if predicate is None else self._guarded(at, function, predicate)

@@ -383,8 +383,34 @@ def test_special_registers_of_masks_and_sizes() -> None:
         ("total_smem_size", [1024] * 32),
     ):
         assert run_body(f"mov.u32 %r9, %{name};\n").tolist() == wanted
-    with pytest.raises(PtxError, match="special register %clock is not modelled"):
-        run_body("mov.u32 %r9, %clock;\n")
+    with pytest.raises(PtxError, match="special register %globaltimer_lo is not modelled"):
+        run_body("mov.u32 %r9, %globaltimer_lo;\n")
+
+
+PACED = """
+mov.u32 %r1, %clock;
+add.u32 %r1, %r1, 1000000;
+AGAIN: mov.u32 %r2, %clock;
+sub.u32 %r3, %r2, %r1;
+setp.lt.s32 %p1, %r3, 0;
+@%p1 bra AGAIN;
+mov.u32 %r9, %r3;
+"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_loop_ends_that_waits_for_a_time(schedule: str) -> None:
+    late = run_body(PACED, 64, schedule=schedule)
+    assert (late < 10_000_000).all()
+
+
+def test_no_two_reads_of_a_clock_are_the_same() -> None:
+    body = "mov.u32 %r1, %clock;\nmov.u32 %r2, %clock;\nsub.u32 %r9, %r2, %r1;\n"
+    assert (run_body(body, 64) >= 1000).all()
+    reads = ("mov.u64 %rd8, %clock64;\ncvt.u32.u64 %r1, %rd8;\n", "mov.u32 %r1, %clock;\n")
+    found = [run_body(read + "mov.u32 %r9, %r1;\n", 32) for read in reads]
+    assert np.array_equal(*found)
+    assert not run_body("mov.u32 %r9, %clock_hi;\n").any()
 
 
 def test_the_last_warp_may_have_fewer_threads() -> None:

@@ -39,8 +39,8 @@ EMPTY_WAIT = (
     "ring.parity ^ 1);\n"
 )
 Q_WAIT = (
-    "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[blocks.stage]), "
-    "blocks.parity);\n"
+    "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[blocks.stage()]),\n"
+    "                                blocks.parity());\n"
 )
 RANGE_WAIT = "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);\n"
 INIT_FENCE = "  ptx::fence_mbarrier_init();\n"
@@ -85,14 +85,15 @@ MUTANTS = (
     Mutant("last_split_missed", FEED, "done < Tiling::padded(task.length);",
            "done + kStageRows < Tiling::padded(task.length);",
            Kind.DEADLOCK, "mbarrier k_full[1]", FULL_WAIT),
-    Mutant("last_stage_of_a_request_missed", PAGES, "if (done + i >= task.length) {",
-           "if (done + i + kStageRows >= task.length) {",
+    Mutant("last_stage_of_a_request_missed", PAGES,
+           "if (Tiling::kAligned > 1 && done + row >= task.length) {",
+           "if (done + row + kStageRows >= task.length) {",
            Kind.UNWRITTEN, "comes from k[", STORED, case="paged"),
     Mutant("store_past_the_row", "sm90/score/epilogue.cuh",
            "(token - row.start) < row.length)", "(token - row.start) <= row.length)",
            Kind.OUT_OF_BOUNDS, "of out", "ptx::st_global(row.origin"),
     Mutant("init_fence_dropped", KERNEL, INIT_FENCE, "",
-           Kind.BARRIER, "mbarrier q_full[0]", "shared.q[ring.stage]) + i * kBytes", seen=False),
+           Kind.BARRIER, "mbarrier q_full[0]", "shared.q[ring.stage()]) + i * kBytes", seen=False),
     Mutant("queries_not_waited_for", MATH, Q_WAIT, "",
            Kind.UNWRITTEN, "piece[0]", "if (block.groups == 0) break;"),
     Mutant("empty_stage_not_waited_for", FEED, EMPTY_WAIT, "",

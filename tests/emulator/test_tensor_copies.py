@@ -286,10 +286,11 @@ setp.lt.u32 %p1, %r1, BLOCKS;
 """
 
 
-def load_text(size: int, ctas: int, corner: tuple[int, int]) -> str:
+def load_text(size: int, ctas: int, corner: tuple[int, int], shown: int = 0) -> str:
+    """Loads a tile of so many bytes, and stores the first `shown` bytes, or these, to global."""
     body = LOADED.replace("EXPECTED", str(size)).replace("MASK", str((1 << ctas) - 1))
     body = body.replace("CORNER", f"{corner[1]}, {corner[0]}").replace("BYTES", str(BYTES))
-    body = body.replace("BLOCKS", str(BYTES // 128))
+    body = body.replace("BLOCKS", str((shown or size) // 128))
     return kernel(body, 1, shared=SHARED).replace(".param .u64 p0", MAP)
 
 
@@ -305,7 +306,9 @@ def test_tiles_go_to_every_cta_of_the_mask(ctas: int, schedule: str) -> None:
     wanted[:3] = tensor[6:, 32:].numpy()
     for got in out:
         assert np.array_equal(got[:512].view(np.int32).reshape(4, 32), wanted)
-        assert (got[512:] == 0xFF).all()
+    with pytest.raises(EmulationError, match=r"comes from tile \+ 512 ") as caught:
+        run(load_text(512, ctas, (6, 32), 640), "k", ctas, 32, [out, bound], cluster=ctas)
+    assert caught.value.report.kind is Kind.UNWRITTEN
 
 
 @pytest.mark.parametrize("fenced", [True, False])
@@ -346,9 +349,11 @@ def packed(kind: str, columns: int, box: tuple[int, int], swizzle: int = 0) -> T
     return TensorMap("x", kind, 8, (columns, 16), (columns // 2,), box[::-1], swizzle)
 
 
-def load_packed(described: TensorMap, data: Array, corner: tuple[int, int], size: int) -> Array:
+def load_packed(
+    described: TensorMap, data: Array, corner: tuple[int, int], size: int, shown: int = 0
+) -> Array:
     out = np.zeros(BYTES, np.uint8)
-    run(load_text(size, 1, corner), "k", 1, 32, [out, BoundMap(described, data)])
+    run(load_text(size, 1, corner, shown), "k", 1, 32, [out, BoundMap(described, data)])
     return out
 
 
@@ -382,7 +387,7 @@ def test_packed_tiles_are_as_in_global_memory(swizzle: int) -> None:
 def test_padded_tiles_have_8_bytes_of_16(swizzle: int) -> None:
     data = rows_of_nibbles(256)
     described = packed("16U4_ALIGN16B", 256, (8, 128), swizzle)
-    got = load_packed(described, data, (12, 128), 8 * 64)
+    got = load_packed(described, data, (12, 128), 8 * 64, 8 * 128)
     place = np.arange(8 * 128)
     image = got[place ^ (place >> 7 & (7 if swizzle else 0)) << 4].reshape(8, 8, 2, 8)
     wanted = np.zeros((8, 64), np.uint8)

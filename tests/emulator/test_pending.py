@@ -50,23 +50,30 @@ def test_a_packed_register_has_its_bits_after_the_wait(schedule: str) -> None:
     assert (got == want).all()
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        "mov.b64 %rd30, {%f0, %f1};\nadd.s64 %rd31, %rd30, %rd30;",
-        "mov.b64 %rd30, {%f0, %f1};\nst.global.u64 [%rd0], %rd30;",
-        "mov.b64 %rd30, {%f0, %f1};\nmov.b64 {%f20, %f21}, %rd30;\nmul.f32 %f22, %f20, %f20;",
-        "mov.b32 {%rs1, %rs2}, %f0;\nadd.u16 %rs3, %rs1, %rs2;",
-        "setp.lt.u32 %p3, %r0, 40;\nselp.f32 %f20, %f0, %f1, %p3;",
-        "setp.gt.f32 %p3, %f0, %f1;",
-        "cvt.rn.bf16x2.f32 %r20, %f0, %f1;",
-        "shfl.sync.bfly.b32 %r20|%p3, %f0, 1, 31, 0xffffffff;",
-        "st.shared.f32 [%rd8], %f0;",
-    ],
-)
+USES = [
+    "mov.b64 %rd30, {%f0, %f1};\nadd.s64 %rd31, %rd30, %rd30;",
+    "mov.b64 %rd30, {%f0, %f1};\nst.global.u64 [%rd1], %rd30;",
+    "mov.b64 %rd30, {%f0, %f1};\nmov.b64 {%f20, %f21}, %rd30;\nmul.f32 %f22, %f20, %f20;",
+    "mov.b32 {%rs1, %rs2}, %f0;\nadd.u16 %rs3, %rs1, %rs2;",
+    "setp.lt.u32 %p3, %r0, 40;\nselp.f32 %f20, %f0, %f1, %p3;",
+    "setp.gt.f32 %p3, %f0, %f1;",
+    "cvt.rn.bf16x2.f32 %r20, %f0, %f1;",
+    "shfl.sync.bfly.b32 %r20|%p3, %f0, 1, 31, 0xffffffff;",
+    "st.shared.f32 [%rd8], %f0;",
+]
+
+
+@pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("schedule", ["eager", "hunt"])
 def test_any_other_use_before_the_wait_is_found(schedule: str, use: str) -> None:
     assert "belongs to wgmma at PTX line" in str(found_by(use, schedule))
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_without_checks_a_use_before_the_wait_waits(schedule: str, use: str) -> None:
+    got, want = multiply(schedule, product_kernel(use), checks=False)
+    assert (got == want).all()
 
 
 def test_a_part_of_the_threads_cannot_move_it() -> None:

@@ -299,3 +299,29 @@ def test_sums_beyond_the_largest_number_are_infinite(
     # The short way, for sums that need no rounding, is not taken where one may be too large.
     assert (Whole().with_products(first, second, form.model) is None) == np.isinf(wanted)
     assert (multiply(first, second, None, name).astype(np.float32) == wanted).all()
+
+
+UNSTORED = """setp.ne.u32 %p4, %r1, 4;
+setp.ne.or.u32 %p4, %r0, 0, %p4;
+@%p4 st.shared.u32 [%rd12], %r2;
+and.b32 %r3, %r0, 3;
+setp.ne.u32 %p5, %r3, 0;
+"""
+"""All words of both tiles are stored but the first one of B. Columns 0 and 1 of D come from it, of
+which every fourth thread has elements."""
+
+
+@pytest.mark.parametrize(
+    ("types", "across"),
+    [("f32.e4m3.e4m3", False), *itertools.product(("f32.f16.f16", "f16.f16.f16"), (False, True))],
+)
+def test_sums_with_what_was_never_written_must_not_be_stored(types: str, across: bool) -> None:
+    product = Product(types, across=(across, across))
+    assert "st.shared.u32 [%rd12], %r2;\n" in COPY
+    text = product.text().replace("st.shared.u32 [%rd12], %r2;\n", UNSTORED)
+    image = np.zeros((ROWS + COLUMNS) * 32, np.uint8)
+    args = [np.zeros((product.registers, 128), np.uint32), image, np.zeros((4, 128), np.uint32)]
+    run(text.replace("st.global", "@%p5 st.global"), "k", 1, 128, args, schedule="hunt")
+    with pytest.raises(EmulationError, match=rf"tiles \+ {ROWS * 32} .* read by wgmma") as caught:
+        run(text, "k", 1, 128, args, schedule="hunt")
+    assert caught.value.report.kind is Kind.UNWRITTEN

@@ -54,6 +54,8 @@ HARMLESS = {
     "selp.u32 %r9, 1, 2, %p2;\n",
     "shuffled_from_others": "and.b32 %r2, %r0, 15;\n"
     "shfl.sync.idx.b32 %r9|%p2, %r1, %r2, 31, 0xffffffff;\n",
+    "in_a_result_of_a_barrier": "setp.gt.u32 %p2, %r1, 3;\nsetp.eq.u32 %p4, %r0, %r0;\n"
+    "bar.red.and.pred %p2, 0, %p4;\nselp.u32 %r9, 1, 2, %p2;\n",
     "written_meanwhile": "@!%p1 st.shared.u32 [%rd9], %r10;\nld.shared.u32 %r9, [%rd9];\n",
 }
 

@@ -84,7 +84,7 @@ class Tiles:
         rings = self.q_buffers * self.q_bytes + self.stages * self.k_bytes
         scales = self.stages * self.stage_rows * 4
         per_block = 2 * (self.columns * 4 + self.block * 16 + 20 + self.sets * 16)
-        barriers = 8 * (2 * 2 + 2 * self.stages + 1)
+        barriers = 8 * (2 * 2 + 2 * self.stages + 2)
         cuts = 8 * (THREADS // WARP) + 2 * 8 + FEEDING_WARPS * (2 * 8 + WARP * 12 + 4) + 2 * 4
         return _aligned(
             rings + FILL_BYTES + PAGES_BYTES + scales + per_block + barriers + cuts, 1024
@@ -142,6 +142,7 @@ def barriers(t: Tiles, k_arrivals: int, k_bytes: int) -> tuple[Barrier, ...]:
         Barrier("k_full", k_arrivals, k_bytes),
         Barrier("k_empty", MATH_WARPS // 4 if t.converted else MATH_WARPS * t.sets // 4),
         Barrier("range_known", 2),
+        Barrier("loading", 1),
     )
 
 

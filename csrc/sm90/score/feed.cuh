@@ -64,6 +64,8 @@ struct Feed {
       base = feeder.base + kWarpSize;
       __syncwarp();  // lane 0 will write it
     }
+    if (Source::kCleanLast && warp == kLoadWarp)
+      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.loading));
     wait_block(ring, shared);
     if (warp == kRowsWarp && threadIdx.x % kWarpSize == 0) shared.piece[ring.stage()] = Piece{};
     __syncwarp();

@@ -38,6 +38,7 @@ __device__ __forceinline__ void prepare(int k_arrivals, typename Tiling::Storage
       ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[i]),
                          Tiling::kReaderWarps * ptx::kWarpArrivals);
     }
+    ptx::mbarrier_init(ptx::shared_address(&shared.loading), ptx::kWarpArrivals);
     ptx::fence_mbarrier_init();
   }
   ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.range_known));
@@ -90,6 +91,10 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     } else {
       Source::touch(args, shared);
       if (!args.clean) return;
+      if constexpr (Source::kCleanLast) {
+        ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
+        ptx::mbarrier_wait_parity(ptx::shared_address(&shared.loading), 0);
+      }
       clean_rows(Source::logits(args), Source::windows(args), blockIdx.x, gridDim.x, shared.fill);
     }
   }

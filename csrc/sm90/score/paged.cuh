@@ -65,6 +65,8 @@ struct Paged {
                                         : Tiling::kBlockColumns < 128 ? 96
                                                                       : 112;
   static constexpr int kAutoSplit = kScheduleSplit;  // tokens of a task where no schedule is given
+  // Where keys are read as fast as memory delivers them, cleaning beside that takes longer than after.
+  static constexpr bool kCleanLast = Tiling::kSets == 1 && !Tiling::Format::kConverted;
   static constexpr auto kBlock = Tiling::kBlock;
   static constexpr auto kRowBytes = Tiling::kRowBytes;
   static constexpr auto kStageRows = Tiling::kStageRows;

@@ -100,8 +100,6 @@ struct Dense {
   }
 
   static __device__ __forceinline__ void prefetch(const Arguments&) {}
-  static __device__ __forceinline__ void prefetch_place(const Arguments&, const Found&, int) {}
-  static __device__ __forceinline__ void touch(const Arguments&, const Storage&) {}
   static __device__ __forceinline__ void narrow(const Arguments&, Storage&) {}
 
   // Blocks of a range.

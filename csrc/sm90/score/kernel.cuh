@@ -67,7 +67,7 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     __syncthreads();
   }
 
-  // setmaxnreg hands out what the launch got: 96 registers a thread.
+  // setmaxnreg hands out what the launch got, 96 registers a thread, unless all need the same.
   constexpr int kMathRegisters = Source::kMathRegisters;
   constexpr int kOtherRegisters = (96 * kThreads - kMathRegisters * kMathThreads) / kOtherThreads;
   constexpr bool kHandOut = kMathRegisters != kOtherRegisters;
@@ -88,9 +88,7 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     if constexpr (kHandOut) ptx::setmaxnreg_dec<kOtherRegisters>();
     if (warp != kCleanWarp) {
       Feed<Tiling, Source>::feed(warp, q_map, k_map, args, shared);
-    } else {
-      Source::touch(args, shared);
-      if (!args.clean) return;
+    } else if (args.clean) {
       if constexpr (Source::kCleanLast) {
         ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
         ptx::mbarrier_wait_parity(ptx::shared_address(&shared.loading), 0);

@@ -26,12 +26,6 @@ __device__ __forceinline__ void prefetch_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// Reads four bytes that nobody wants yet, so that they are in the SM's cache when somebody does.
-__device__ __forceinline__ void touch(const void* address) {
-  [[maybe_unused]] int32_t value;
-  asm volatile("ld.global.ca.b32 %0, [%1];" : "=r"(value) : "l"(address));
-}
-
 // Loads a box whose corner is (inner, outer); elements outside the tensor become zero. The barrier
 // gets the bytes of the whole box. `target` is 128-byte aligned.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(

@@ -19,6 +19,7 @@
 //   k_full        load (tx bytes), its cp.async if scales need them   1 or 33   math
 //   k_empty       math, a lane of each warp                                16   load
 //   range_known   math, a lane of the first two warps, once                 2   all
+//   loading       load, a lane, once, if rows are cleaned last              1   clean
 //
 // load, rows and weights go through the same blocks in the same order, each by its own arithmetic,
 // and end the sequence with an empty block. Each block's stages are filled up with empty ones to a

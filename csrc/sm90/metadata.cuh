@@ -74,11 +74,11 @@ struct PagedMetadata {
   int64_t cuts_stride;
   int32_t requests;
   Divisor next_n;
-  Divisor per_request;
+  Divisor groups_of_request;
   int32_t parts;
 
   __device__ __forceinline__ Groups grouping() const {
-    return {indices, indices_stride, requests, next_n, per_request};
+    return {indices, indices_stride, requests, next_n, groups_of_request};
   }
   __device__ __forceinline__ Lens all() const {
     return {lens, lens_request_stride, lens_row_stride, requests * next_n.value, next_n, 0x7fffffff,

@@ -205,7 +205,7 @@ def paged_metadata_plan(
         Scalar("cuts_stride", "q", out_stride),
         Scalar("requests", "i", requests),
         *divisor("next_n", next_n),
-        *divisor("per_request", groups_of_request(next_n)),
+        *divisor("groups_of_request", groups_of_request(next_n)),
         Scalar("parts", "i", parts),
     )
     struct = Struct(("lens", "" if indices_stride is None else "indices", "out"), scalars)

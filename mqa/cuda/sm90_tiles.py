@@ -119,6 +119,7 @@ def _storage(t: Tiles) -> tuple[_Member, ...]:
         ("q_empty", 8, 2, 8),
         ("k_full", 8, t.stages, 8),
         ("k_empty", 8, t.stages, 8),
+        ("loading", 8, 1, 8),
         ("range_known", 8, 1, 8),
         ("cuts", 8 * (THREADS // WARP) + 2 * 8, 1, 8),
         ("feeders", 2 * 8 + WARP * 12 + 4, FEEDING_WARPS, 4),
@@ -193,6 +194,7 @@ def barriers(t: Tiles, k_arrivals: int, k_bytes: int) -> tuple[Barrier, ...]:
         Barrier("k_full", k_arrivals, k_bytes),
         Barrier("k_empty", MATH_WARPS // 4 if t.converted else MATH_WARPS * t.sets // 4),
         Barrier("range_known", 2),
+        Barrier("loading", 1),
     )
 
 

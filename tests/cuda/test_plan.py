@@ -209,6 +209,7 @@ def arrivals_of_roles() -> dict[str, set[int]]:
         "k_empty": {math_lanes},
         # The warp that finds the range, and the one that initialises the other barriers.
         "range_known": {2},
+        "loading": {1},
     }
 
 
@@ -216,7 +217,7 @@ def table_of_the_kernel() -> dict[str, set[int]]:
     """The arrivals in the table of barriers at the top of the kernel's source."""
     source = (compiler.sources() / DENSE.kernel.source).read_text()
     rows = re.findall(
-        r"^//   ([qk]_\w+|range_known) .*?((?:\d+ or )?\d+)   \w+", source, re.MULTILINE
+        r"^//   ([qk]_\w+|range_known|loading) .*?((?:\d+ or )?\d+)   \w+", source, re.MULTILINE
     )
     return {name: {int(n) for n in numbers.split(" or ")} for name, numbers in rows}
 

@@ -295,7 +295,7 @@ def test_metadata_is_one_launch_of_one_cluster(
         "cuts_stride": 3,
         "requests": requests,
         **divided("next_n", next_n),
-        **divided("per_request", -(-next_n // GROUP)),
+        **divided("groups_of_request", -(-next_n // GROUP)),
         "parts": 132,
     }
 

@@ -48,6 +48,8 @@ struct Dense {
   using StageRing = typename Tiling::StageRing;
   static constexpr int kMathRegisters = Tiling::Format::kConverted ? 104 : 112;
   static constexpr int kAutoSplit = 128;  // tokens of a task where no schedule is given
+  // Whether rows are cleaned once all keys are on their way. Beside products it costs nothing.
+  static constexpr bool kCleanLast = false;
   static constexpr auto kBlock = Tiling::kBlock;
   static constexpr auto kRows = Tiling::kRows;
   static constexpr auto kRowBytes = Tiling::kRowBytes;
@@ -98,8 +100,6 @@ struct Dense {
   }
 
   static __device__ __forceinline__ void prefetch(const Arguments&) {}
-  static __device__ __forceinline__ void prefetch_place(const Arguments&, const Found&, int) {}
-  static __device__ __forceinline__ void touch(const Arguments&, const Storage&) {}
   static __device__ __forceinline__ void narrow(const Arguments&, Storage&) {}
 
   // Blocks of a range.

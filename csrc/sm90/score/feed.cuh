@@ -27,8 +27,9 @@ struct Feed {
 
   // What load, rows and weights do: for every block of this CTA's range that has tokens for it,
   // hand over this warp's part. They share the walk, so that its code is fetched once. Blocks are
-  // looked at a warp at a time: empty ones cost next to nothing. While a schedule is on its way they
-  // look at blocks that may turn out to be theirs, which brings the code and what it reads nearer.
+  // looked at a warp at a time: empty ones cost next to nothing. While a schedule is on its way, those
+  // that have time look at blocks that may turn out to be theirs, which brings the code and what it
+  // reads nearer.
   static __device__ __forceinline__ void feed(int warp,
                                               const ptx::TensorMap& q_map,
                                               const ptx::TensorMap& k_map,
@@ -55,7 +56,6 @@ struct Feed {
       feeder.found[lane] = own;
       __syncwarp();
       if (ptx::opaque(guess)) {
-        Source::prefetch_place(args, feeder.found[0], base);
         base = kBegin;
         continue;
       }
@@ -64,6 +64,8 @@ struct Feed {
       base = feeder.base + kWarpSize;
       __syncwarp();  // lane 0 will write it
     }
+    if (Source::kCleanLast && warp == kLoadWarp)
+      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.loading));
     wait_block(ring, shared);
     if (warp == kRowsWarp && threadIdx.x % kWarpSize == 0) shared.piece[ring.stage()] = Piece{};
     __syncwarp();

@@ -38,6 +38,7 @@ __device__ __forceinline__ void prepare(int k_arrivals, typename Tiling::Storage
       ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[i]),
                          Tiling::kReaderWarps * ptx::kWarpArrivals);
     }
+    ptx::mbarrier_init(ptx::shared_address(&shared.loading), ptx::kWarpArrivals);
     ptx::fence_mbarrier_init();
   }
   ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.range_known));
@@ -66,7 +67,7 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     __syncthreads();
   }
 
-  // setmaxnreg hands out what the launch got: 96 registers a thread.
+  // setmaxnreg hands out what the launch got, 96 registers a thread, unless all need the same.
   constexpr int kMathRegisters = Source::kMathRegisters;
   constexpr int kOtherRegisters = (96 * kThreads - kMathRegisters * kMathThreads) / kOtherThreads;
   constexpr bool kHandOut = kMathRegisters != kOtherRegisters;
@@ -87,9 +88,11 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     if constexpr (kHandOut) ptx::setmaxnreg_dec<kOtherRegisters>();
     if (warp != kCleanWarp) {
       Feed<Tiling, Source>::feed(warp, q_map, k_map, args, shared);
-    } else {
-      Source::touch(args, shared);
-      if (!args.clean) return;
+    } else if (args.clean) {
+      if constexpr (Source::kCleanLast) {
+        ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
+        ptx::mbarrier_wait_parity(ptx::shared_address(&shared.loading), 0);
+      }
       clean_rows(Source::logits(args), Source::windows(args), blockIdx.x, gridDim.x, shared.fill);
     }
   }

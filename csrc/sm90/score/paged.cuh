@@ -65,6 +65,8 @@ struct Paged {
                                         : Tiling::kBlockColumns < 128 ? 96
                                                                       : 112;
   static constexpr int kAutoSplit = kScheduleSplit;  // tokens of a task where no schedule is given
+  // Where keys are read as fast as memory delivers them, cleaning beside that takes longer than after.
+  static constexpr bool kCleanLast = Tiling::kSets == 1 && !Tiling::Format::kConverted;
   static constexpr auto kBlock = Tiling::kBlock;
   static constexpr auto kRowBytes = Tiling::kRowBytes;
   static constexpr auto kStageRows = Tiling::kStageRows;
@@ -72,11 +74,12 @@ struct Paged {
   static constexpr int kParts = Tiling::kSets == 4 && kBlock < kGroupRows ? kGroupRows / kBlock : 1;
   static_assert(kStageRows / 8 <= kWarpSize, "a lane loads at most one page of a stage");
 
-  // The first loads of a task leave at no more than 25 bytes a clock, which is more than an SM's share
+  // Of a task, tokens that are loaded at no more than 25 bytes a clock, which is more than an SM's share
   // of what memory delivers. If all SMs fill their rings at once, those that are served first stay
-  // ahead for long. Tasks that take longer may be of an SM that has memory for itself.
+  // ahead for long. A task of few tokens takes no ring, and one of many may be of an SM that has
+  // memory for itself.
   static constexpr bool kPaced = Tiling::kBlockColumns == 64 && !Tiling::Format::kConverted;
-  static constexpr uint32_t kPacedTokens = 24 * 64, kPacedMost = 4096;
+  static constexpr uint32_t kPacedFrom = 256, kPacedTo = 1536, kPacedMost = 4096;
   static constexpr uint32_t kPace = kStageRows * (kRowBytes + 4) / 25;  // clocks a stage
 
   // A block's part of a CTA's range.
@@ -121,44 +124,18 @@ struct Paged {
     const int row = kThreads - 1 - threadIdx.x;
     if (row < args.rows) {
       const int request = args.next_n.divide(row);
-      ptx::touch(args.lens + request * args.lens_request_stride +
-                 (row - request * args.next_n.value) * args.lens_row_stride);
-      if (args.indices != nullptr) ptx::touch(args.indices + row * args.indices_stride);
+      ptx::prefetch_l1(args.lens + request * args.lens_request_stride +
+                       (row - request * args.next_n.value) * args.lens_row_stride);
+      if (args.indices != nullptr) ptx::prefetch_l1(args.indices + row * args.indices_stride);
     }
     if (row >= kWarpSize) return;
     constexpr int kLine = 128 / sizeof(int32_t);
-    const int line = row * gridDim.x + blockIdx.x, request = args.table_lines.divide(line);
-    if (args.limit > 0 && request < args.requests)
+    const uint32_t line = row * gridDim.x + blockIdx.x;
+    const int request = args.table_lines.divide(line);
+    if (args.limit > 0 && line < 1u << 31 && request < args.requests)
       ptx::prefetch_l2(args.table + request * args.table_row_stride +
                        (line - request * args.table_lines.value) * kLine *
                            args.table_column_stride);
-  }
-
-  // Asks for what the block table says of the place where this CTA's part of an even schedule would
-  // begin, in the likely block. By a warp.
-  static __device__ __forceinline__ void prefetch_place(const Arguments& args,
-                                                        const Found& found,
-                                                        int block) {
-    if (args.indices != nullptr || found.length == 0) return;
-    const float place = args.groups_of_part * blockIdx.x;
-    const auto token = static_cast<uint32_t>((place - floorf(place)) * found.length);
-    const int request = grouping(args).request_of(block / kParts);
-    ptx::touch(args.table + request * args.table_row_stride +
-               (min(token, found.length - 1) >> args.page_shift) * args.table_column_stride);
-  }
-
-  // Reads what the block table says of the first pages of this CTA's range, which load will read
-  // again once it knows how many tokens they have: until then it is nearby. By a warp.
-  static __device__ __forceinline__ void touch(const Arguments& args, Storage& shared) {
-    if (args.indices != nullptr) return;
-    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
-    const Cut begin = shared.cuts.cuts[0];
-    const int split = args.schedule == nullptr ? kAutoSplit : kScheduleSplit;
-    const int64_t token =
-        static_cast<int64_t>(begin.split) * split + (threadIdx.x % kWarpSize << args.page_shift);
-    if (begin.block < groups(args) && token < args.limit)
-      ptx::touch(args.table + grouping(args).request_of(begin.block) * args.table_row_stride +
-                 (token >> args.page_shift) * args.table_column_stride);
   }
 
   // What a group weighs where no schedule is given. Up to 3 sets of 64 columns are scored while
@@ -295,7 +272,7 @@ struct Paged {
     uint32_t token =
         task.first + (threadIdx.x % kWarpSize << args.page_shift);  // of this lane's page
     int page = place.page;
-    uint32_t next = ptx::clock();  // when the next load may leave
+    uint32_t last = ptx::clock();  // when a load left
     for (uint32_t done = 0; done < Tiling::padded(task.length);) {
       const bool exists = static_cast<uint32_t>(page) < static_cast<uint32_t>(args.pages);
       const unsigned char* scales =
@@ -308,7 +285,7 @@ struct Paged {
       const uint32_t stages =
           min((left + kStageRows - 1) / kStageRows, (kWarpSize << args.page_shift) / kStageRows);
       __syncwarp();
-      if (ptx::elect_one()) load_stages(k_map, args, task, done, stages, next, ring, shared);
+      if (ptx::elect_one()) load_stages(k_map, args, task, done, stages, last, ring, shared);
       __syncwarp();
       ring.advance(stages);
       done += stages * kStageRows;
@@ -321,11 +298,13 @@ struct Paged {
                                                      const Task& task,
                                                      uint32_t done,
                                                      uint32_t stages,
-                                                     uint32_t& next,
+                                                     uint32_t& last,
                                                      StageRing ring,
                                                      Storage& shared) {
-    // Keys of one group alone are read once: they should not drive out what is read again.
-    const uint64_t policy = ptx::cache_policy(args.groups_of_request.value == 1);
+    // Keys that one block alone reads, prefixes that requests share aside, should not drive out what
+    // is read again.
+    const uint64_t policy = ptx::cache_policy(kParts == 1 && args.indices == nullptr &&
+                                              args.groups_of_request.value == 1);
     const uint32_t end = stages * kStageRows;
 #pragma unroll 1
     for (uint32_t row = 0; row < end;) {
@@ -342,8 +321,9 @@ struct Paged {
           row += kStageRows, ring.advance();
           continue;
         }
-        if (kPaced && task.length <= kPacedMost && done + row < kPacedTokens)
-          next = wait_until(next) + kPace;
+        if (kPaced && task.length <= kPacedMost && done + row >= kPacedFrom &&
+            done + row < kPacedTo)
+          last = wait_since(last, kPace);
         ptx::mbarrier_arrive_expect_tx(k_full, Tiling::kKBytes + kStageRows * 4);
       }
       const Page page = shared.pages[row >> page_shift];
@@ -357,11 +337,13 @@ struct Paged {
     }
   }
 
-  // Returns that time.
-  static __device__ __forceinline__ uint32_t wait_until(uint32_t time) {
-    while (static_cast<int32_t>(ptx::clock() - time) < 0) {
-    }
-    return time;
+  // Waits until so many clocks have gone by since `time`, and returns the time then.
+  static __device__ __forceinline__ uint32_t wait_since(uint32_t time, uint32_t clocks) {
+    uint32_t now;
+    do {
+      now = ptx::clock();
+    } while (now - time < clocks);
+    return now;
   }
 };
 

@@ -118,6 +118,7 @@ struct SharedStorage {
   Columns columns[2][kSets];
   uint64_t q_full[2], q_empty[2];
   uint64_t k_full[kStages], k_empty[kStages];
+  uint64_t loading;      // all keys of this CTA are on their way
   uint64_t range_known;  // this CTA's range is in cuts, and the barriers above are initialised
   CutStorage<kThreads> cuts;
   Feeder feeders[kFeedingWarps];

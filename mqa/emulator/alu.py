@@ -740,9 +740,9 @@ class Pending:
     __slots__ = ("derived", "operation", "places")
     __array_ufunc__ = None
 
-    def __init__(self, operation: object, place: int, cast: Cast | None = None) -> None:
+    def __init__(self, operation: object, slot: Slot) -> None:
         self.operation = operation
-        self.places: list[Slot] = [(place, cast)]
+        self.places: list[Slot] = [slot]
         """Registers, each with what makes the operation's result their value."""
         self.derived: tuple[Derived, ...] = ()
         """Registers that it is a part of, or that are parts of it."""

@@ -210,11 +210,13 @@ class Shared(Buffer):
     def unwritten(self, addresses: Array, size: int) -> Array | None:
         """Which of these aligned accesses meet bytes that were never written; None if none does."""
         first = (addresses - self.start) // size
-        if size in (1, 2, 4, 8):
+        if size <= 8:
             bad: Array = self.written.view(size)[first] != (1 << 8 * size) - 1
         else:
-            bad = (self.written.data.reshape(-1, size)[first] == 0).any(axis=1)
-        return bad if np.count_nonzero(bad) else None
+            bad = self.written.view(8).reshape(-1, size // 8)[first] != (1 << 64) - 1
+        if not np.count_nonzero(bad):
+            return None
+        return bad if size <= 8 else np.any(bad, axis=1)
 
     def spoil(self, addresses: Array, size: int) -> None:
         """What was stored there came from bytes that were never written."""

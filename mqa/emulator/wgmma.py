@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mqa.emulator.alu import Binder, Pending, fail
+from mqa.emulator.alu import Binder, Pending, Slot, fail
 from mqa.emulator.engines import OperationsWait, swizzled
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
@@ -466,9 +466,9 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
     if not isinstance(d, Vector) or len(d.parts) != count:
         fail(at, f"expected {count} registers of the accumulator")
     dests = [b.dest(part, "f32", at)[0] for part in d.parts]
-    types = [b.types[place] for place in dests]
-    if any(kind.itemsize != 4 for kind in types):
+    if any(b.types[place].itemsize != 4 for place in dests):
         fail(at, "registers of the accumulator have to have 32 bits")
+    slots = [(place, _as_declared(b.types[place])) for place in dests]
     signs, across = _trailing(rest, at, form, from_registers=isinstance(a, Vector))
     source = _a_source(b, a, at)
     parts = a.parts if isinstance(a, Vector) else ()
@@ -501,7 +501,7 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
                 _mark_rows(warp, product, a)
         elif warp.tainted:
             decides(warp, tuple(x for x in (a,) if isinstance(x, Register)), lanes(FULL))
-        _own(warp, product, dests, types, adds=key[2])
+        _own(warp, product, slots, adds=key[2])
         product.joined += 1
         if group.view is not None and warp.view is not None:
             group.view.acquire(warp.view.seen)
@@ -562,10 +562,10 @@ def _mark_rows(warp: Warp, product: Product, a: Operand) -> None:
             product.mark(rows, held.origin)
 
 
-def _own(warp: Warp, product: Product, dests: list[int], types: list[Any], *, adds: bool) -> None:
+def _own(warp: Warp, product: Product, slots: list[Slot], *, adds: bool) -> None:
     """Make a warp's accumulator registers the product's, and take what they hold as its start."""
     member = warp.index % GROUP_WARPS
-    held = [warp.registers[place] for place in dests]
+    held = [warp.registers[place] for place, _ in slots]
     if isinstance(held[0], Pending) and adds:
         owner = held[0].operation
         if not isinstance(owner, Product) or not _same(held, owner.pending[member]):
@@ -581,17 +581,15 @@ def _own(warp: Warp, product: Product, dests: list[int], types: list[Any], *, ad
             raise Finding(Kind.PENDING_REGISTER, "a part of the accumulator belongs to a product")
         product.starts[member] = held
         if warp.tainted:
-            product.start_with(member, [warp.tainted.get(place) for place in dests])
-    product.pending[member] = [
-        Pending(product, place, _as_declared(kind))
-        for place, kind in zip(dests, types, strict=True)
-    ]
-    for place, pending in zip(dests, product.pending[member], strict=True):
+            product.start_with(member, [warp.tainted.get(place) for place, _ in slots])
+    product.pending[member] = [Pending(product, slot) for slot in slots]
+    for (place, _), pending in zip(slots, product.pending[member], strict=True):
         warp.registers[place] = pending
         if warp.tainted:
             warp.tainted.pop(place, None)
 
 
+@functools.cache
 def _as_declared(kind: Any) -> Any:
     """What makes a result, kept as 32 bits, a value of the register."""
     return None if kind == np.dtype(np.uint32) else lambda value: value.view(kind)

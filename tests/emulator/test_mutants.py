@@ -106,8 +106,10 @@ MUTANTS = (
            "if (threadIdx.x % kWarpSize < 16 && ptx::elect_one())",
            Kind.DEADLOCK, "threads 0xffff0000 of its warp", "16 && ptx::elect_one()", case="paged"),
 )  # fmt: skip
-QUICK = (REPEATED, "wgmma_wait_dropped", "stages_swapped", "too_few_bytes_expected")
+QUICK = (REPEATED, "too_few_bytes_expected")
 SAME = ("the_kernel_itself", "labels_renamed", "a_fence_more", "a_stage_more")
+QUICK_SAME = ("a_fence_more", "a_stage_more")
+"""The kernel itself is hunted in `test_hunts.py` too."""
 FENCED = "    float dots[kColumns / 2];\n    ptx::wgmma_fence();\n"
 
 
@@ -229,7 +231,10 @@ def hunt_nothing(which: str, seeds: range, patch: pytest.MonkeyPatch, folder: Pa
         assert launch.right()
 
 
-@pytest.mark.parametrize("which", SAME)
+@pytest.mark.parametrize(
+    "which",
+    [pytest.param(x, marks=() if x in QUICK_SAME else pytest.mark.slow) for x in SAME],
+)
 def test_a_change_that_is_no_mistake_is_not_found(
     which: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mqa import arguments, config
 from mqa.cuda.sm90 import SM90, SM90_ACCURATE
-from mqa.emulator.backend import SM90_EMULATED
+from mqa.emulator.backend import SM90_ACCURATE_EMULATED, SM90_EMULATED
 from mqa.errors import BackendUnavailableError, FallbackWarning, callers_level
 from mqa.prepared import Launch
 from mqa.problem import Format, Problem
@@ -141,7 +141,13 @@ class Reference:
 
 
 REFERENCE = Reference()
-BACKENDS: tuple[Backend, ...] = (SM90, SM90_ACCURATE, REFERENCE, SM90_EMULATED)
+BACKENDS: tuple[Backend, ...] = (
+    SM90,
+    SM90_ACCURATE,
+    REFERENCE,
+    SM90_EMULATED,
+    SM90_ACCURATE_EMULATED,
+)
 """Best first."""
 
 

@@ -150,6 +150,7 @@ def test_backends_lists_all_with_reasons(backend_list: BackendList) -> None:
         "sm90-accurate",
         "reference",
         "sm90-emulated",
+        "sm90-accurate-emulated",
     ]
     backend_list(Picky())
     assert mqa.backends() == (

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mqa.cli.console import Stop, parse_problems, print_whole, standard_output
-from mqa.emulator import EmulationError, scheduled
+from mqa.emulator import EmulationError, Summary, scheduled
 from mqa.emulator.backend import SM90_EMULATED
 from mqa.emulator.scheduler import SCHEDULES
 from mqa.errors import BackendUnavailableError
 from mqa.testing import accumulators, assert_logits, make_case
-
-ROLES = (("math", range(16)), ("feed", range(16, 19)), ("clean", range(19, 20)))
-"""Warps of the scoring kernels, as `csrc/sm90/score/kernel.cuh` shares them out."""
 
 
 def emulate(
@@ -24,12 +21,17 @@ def emulate(
     ],
     schedule: Annotated[str, typer.Option(help=", ".join(SCHEDULES))] = "eager",
     seed: Annotated[int, typer.Option(help="Decides all that is random.")] = 0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="File for a timeline as Chrome-trace JSON, which Perfetto opens."),
+    ] = None,
 ) -> None:
     """Run one problem's kernel on the CPU, compare with the oracle, and count instructions.
 
     \b
     Example:
       mqa emulate "dense fp8 S=16 N=512 H=64 D=128" --schedule hunt --seed 3
+      mqa emulate "dense fp8 S=16 N=512 H=64 D=128 sms=2" --trace timeline.json
     """
     if schedule not in SCHEDULES:
         raise Stop(f"--schedule {schedule!r}: expected one of {', '.join(SCHEDULES)}")
@@ -38,17 +40,24 @@ def emulate(
     if case.problem.regime != "exact":
         model = getattr(accumulators, SM90_EMULATED.accumulator(case.problem.format))
     try:
-        with scheduled(schedule, seed) as launches:
+        with scheduled(schedule, seed, trace=trace) as launches:
             got = case.run(backend=SM90_EMULATED.name)
         assert_logits(case, got, model)
     except (EmulationError, BackendUnavailableError, AssertionError) as error:
         raise Stop(str(error), exit_code=1) from error
+    except OSError as error:
+        raise Stop(f"--trace {trace}: {error}", exit_code=1) from error
     lines = [f"{case.problem}: as the oracle says, schedule={schedule} seed={seed}"]
     for launch in launches:
-        roles = _by_role(launch.instructions)
-        lines += [f"  {name:<6} {count:>9} instructions" for name, count in roles]
+        lines += _told(launch)
     print_whole(standard_output(), "\n".join(lines))
 
 
-def _by_role(counts: Mapping[int, int]) -> list[tuple[str, int]]:
-    return [(name, sum(counts.get(warp, 0) for warp in warps)) for name, warps in ROLES]
+def _told(launch: Summary) -> list[str]:
+    """A launch's instructions, by role where its warps have roles, and by kind."""
+    total = sum(launch.instructions.values())
+    lines = [f"{launch.kernel}: {total} instructions of {len(launch.instructions)} warps a CTA"]
+    for title, counts in (("by role", launch.roles), ("by kind", launch.classes)):
+        lines += [f"  {title}"] if counts else []
+        lines += [f"    {name:<20} {count:>9}" for name, count in counts.items()]
+    return lines

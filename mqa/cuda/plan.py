@@ -79,6 +79,20 @@ class Barrier(NamedTuple):
     bytes: int = 0
 
 
+class Role(NamedTuple):
+    """What some warps of a block do, for those who look at a launch."""
+
+    name: str
+    warps: range
+
+
+class SharedPart(NamedTuple):
+    """A member of a kernel's struct in shared memory, or one element of it."""
+
+    name: str
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One launch: `grid` blocks of `threads` threads, arguments the maps and then the struct."""
@@ -91,6 +105,10 @@ class Plan:
     maps: tuple[TensorMap, ...]
     struct: Struct
     barriers: tuple[Barrier, ...] = ()
+    roles: tuple[Role, ...] = ()
+    """Empty where all warps do the same."""
+    parts: tuple[SharedPart, ...] = ()
+    """Of dynamic shared memory, in order, for who reports places in it."""
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from mqa.cuda.sm90_tiles import (
     HEADS,
     MX_DIMS,
     OWN_COLUMNS,
+    ROLES,
     THREADS,
     Tiles,
     barriers,
@@ -38,6 +39,7 @@ from mqa.cuda.sm90_tiles import (
     q_pointers,
     q_scalars,
     row_bytes,
+    shared_parts,
     strides,
 )
 from mqa.cuda.tensor_map import ADDRESS_BYTES, TensorMap
@@ -122,6 +124,8 @@ def dense_plan(facts: DenseFacts) -> Plan:
         struct=_dense_arguments(facts, t),
         # 1 arrival, and the scales' bytes too, where these come in bulk.
         barriers=barriers(t, 1 + WARP, t.k_bytes),
+        roles=ROLES,
+        parts=shared_parts(t),
     )
 
 
@@ -236,7 +240,7 @@ class Hopper:
     """A backend of GPUs of compute capability 9.0, for `elements`, by format."""
 
     def __init__(self, name: str, elements: dict[Format, str], *, by_default: bool) -> None:
-        self._name, self._elements, self._by_default = name, elements, by_default
+        self._name, self.elements, self._by_default = name, elements, by_default
 
     @property
     def name(self) -> str:
@@ -252,8 +256,8 @@ class Hopper:
 
     def problem_reasons(self, problem: Problem) -> Iterator[str]:
         """Reasons that hold on every device, and for an emulator of one."""
-        if problem.format not in self._elements:
-            known = ", ".join(self._elements)
+        if problem.format not in self.elements:
+            known = ", ".join(self.elements)
             yield f"format={problem.format} is not among its kernels, only {known}"
         if problem.H not in HEADS:
             yield f"H={problem.H} is not one of {', '.join(map(str, HEADS))}"
@@ -271,13 +275,13 @@ class Hopper:
         return "; ".join(_device_reasons(device)) or None
 
     def dense(self, call: DenseCall, out: Tensor) -> Launch | None:
-        elements = self._elements[call.problem.format]
+        elements = self.elements[call.problem.format]
         launcher = driver.launcher(dense_plan(dense_facts(call, out, elements)), out.device)
         launcher.launch(dense_addresses(call, out, elements))
         return launcher.launch if call.problem.N and elements == "Fp8" else None
 
     def paged(self, call: PagedCall, out: Tensor) -> None:
-        elements = self._elements[call.problem.format]
+        elements = self.elements[call.problem.format]
         launcher = driver.launcher(paged_plan(paged_facts(call, out, elements)), out.device)
         launcher.launch(paged_addresses(call, out, elements))
 
@@ -298,7 +302,7 @@ class Hopper:
         return not any(_device_reasons(device))
 
     def accumulator(self, format: Format) -> str:
-        return ACCUMULATORS[self._elements[format]]
+        return ACCUMULATORS[self.elements[format]]
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
         kernels = self.kernels_of(problem)
@@ -309,7 +313,7 @@ class Hopper:
     def kernels_of(self, problem: Problem) -> dict[Kernel, int]:
         """Those that calls of a configuration may reach, and their dynamic shared memory."""
         paged = isinstance(problem, PagedProblem)
-        facts = (problem.H, problem.D, problem.out, self._elements[problem.format])
+        facts = (problem.H, problem.D, problem.out, self.elements[problem.format])
         scoring = paged_kernels(*facts) if paged else dense_kernels(*facts)
         return scoring | {METADATA[paged]: 0}
 

@@ -13,6 +13,7 @@ from mqa.cuda.sm90_tiles import (
     CXX,
     OWN_COLUMNS,
     THREADS,
+    ROLES,
     Tiles,
     barriers,
     in_turn,
@@ -22,6 +23,7 @@ from mqa.cuda.sm90_tiles import (
     q_pointers,
     q_scalars,
     row_bytes,
+    shared_parts,
     strides,
 )
 from mqa.cuda.tensor_map import TensorMap
@@ -122,6 +124,8 @@ def paged_plan(facts: PagedFacts) -> Plan:
         maps=(k,) if t.converted else (q, k),
         struct=_paged_arguments(facts, t),
         barriers=barriers(t, 1, t.k_bytes + t.stage_rows * SCALE_BYTES),
+        roles=ROLES,
+        parts=shared_parts(t),
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from mqa.problem import Format
 from mqa.validate import DenseCall, PagedCall
-from mqa.cuda.plan import MAX_SHARED_BYTES, WARP, Barrier, Scalar
+from mqa.cuda.plan import MAX_SHARED_BYTES, WARP, Barrier, Role, Scalar, SharedPart
 
 HEADS = (8, 16, 32, 64, 128)
 HEAD_DIMS = (32, 64, 128)
@@ -23,8 +24,15 @@ OWN_COLUMNS = 512
 """Columns (row, head) of a block of which each math warpgroup has 128 of its own."""
 TILE_ROWS = 64
 FILL_BYTES = 8192
-PAGES_BYTES = WARP * 16
 FEEDING_WARPS = 3
+ROLES = (
+    Role("math", range(MATH_WARPS)),
+    *(
+        Role(name, range(MATH_WARPS + i, MATH_WARPS + i + 1))
+        for i, name in enumerate(("load", "rows", "weights", "clean"))
+    ),
+)
+"""Of the warps that score: `csrc/sm90/score/kernel.cuh` shares them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +88,59 @@ class Tiles:
 
     @property
     def shared_bytes(self) -> int:
-        """sizeof(SharedStorage), member by member."""
-        rings = self.q_buffers * self.q_bytes + self.stages * self.k_bytes
-        scales = self.stages * self.stage_rows * 4
-        per_block = 2 * (self.columns * 4 + self.block * 16 + 20 + self.sets * 16)
-        barriers = 8 * (2 * 2 + 2 * self.stages + 2)
-        cuts = 8 * (THREADS // WARP) + 2 * 8 + FEEDING_WARPS * (2 * 8 + WARP * 12 + 4) + 2 * 4
-        return _aligned(
-            rings + FILL_BYTES + PAGES_BYTES + scales + per_block + barriers + cuts, 1024
-        )
+        """sizeof(SharedStorage)."""
+        *_, last = _storage(self)
+        return _aligned(last.offset + last.number * last.size, 1024)
+
+
+class _Member(NamedTuple):
+    """One of SharedStorage: `number` elements of `size` bytes."""
+
+    name: str
+    offset: int
+    size: int
+    number: int
+
+
+@functools.cache
+def _storage(t: Tiles) -> tuple[_Member, ...]:
+    """SharedStorage, member by member."""
+    members = (
+        ("q", t.q_bytes, t.q_buffers, 1024),
+        ("k", t.k_bytes, t.stages, 1024),
+        ("fill", FILL_BYTES, 1, 128),
+        ("pages", 16, WARP, 16),
+        ("weights", t.columns * 4, 2, 4),
+        ("k_scale", t.stage_rows * 4, t.stages, 4),
+        ("rows", t.block * 16, 2, 16),
+        ("piece", 20, 2, 4),
+        ("columns", t.sets * 16, 2, 16),
+        ("q_full", 8, 2, 8),
+        ("q_empty", 8, 2, 8),
+        ("k_full", 8, t.stages, 8),
+        ("k_empty", 8, t.stages, 8),
+        ("loading", 8, 1, 8),
+        ("range_known", 8, 1, 8),
+        ("cuts", 8 * (THREADS // WARP) + 2 * 8, 1, 8),
+        ("feeders", 2 * 8 + WARP * 12 + 4, FEEDING_WARPS, 4),
+        ("used", 4, 2, 4),
+    )
+    found, end = [], 0
+    for name, size, count, align in members:
+        offset = _aligned(end, align)
+        end = offset + size * count
+        found.append(_Member(name, offset, size, count))
+    return tuple(found)
+
+
+@functools.cache
+def shared_parts(t: Tiles) -> tuple[SharedPart, ...]:
+    """Names and offsets of what lies in shared memory: `k_full[2]`, `fill`."""
+    return tuple(
+        SharedPart(f"{name}[{i}]" if count > 1 else name, offset + i * size)
+        for name, offset, size, count in _storage(t)
+        for i in range(count)
+    )
 
 
 ELEMENTS: dict[Format, str] = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4"}

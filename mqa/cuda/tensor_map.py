@@ -40,6 +40,9 @@ _DATA_TYPES = {
     torch.float64: "FLOAT64",
 }
 """Names behind CU_TENSOR_MAP_DATA_TYPE_. 8-bit types only move as bytes."""
+_PACKED = {"16U4_ALIGN8B": 2, "16U4_ALIGN16B": 128}
+"""Types of packed 4-bit elements, and what the innermost size has to be a multiple of. The second
+one takes 16 bytes of shared memory for 16 elements: 8 of data, and 8 that mean nothing."""
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
@@ -56,6 +59,7 @@ class TensorMap:
     data_type: str
     """As in `CU_TENSOR_MAP_DATA_TYPE_...`."""
     element_bytes: int
+    """Of a packed type those of 16 elements."""
     shape: tuple[int, ...]
     """Elements, innermost first."""
     strides: tuple[int, ...]
@@ -77,11 +81,11 @@ class TensorMap:
             self._reject_box(f"{rank} size{'' if rank == 1 else 's'}, one for each dimension")
         if not all(1 <= size <= 1 << 32 for size in self.shape):
             self._reject_shape("sizes from 1 to 2^32")
-        if any(step % ADDRESS_BYTES or not 0 <= step < 1 << 40 for step in self.strides):
-            steps = (*(step // self.element_bytes for step in self.strides[::-1]), 1)
-            elements = ADDRESS_BYTES // self.element_bytes
+        align = self.address_bytes
+        if any(step % align or not 0 <= step < 1 << 40 for step in self.strides):
+            steps = (*(self.elements(step) for step in self.strides[::-1]), 1)
             expected = (
-                f"multiples of {ADDRESS_BYTES} bytes, {elements} elements, below 2^40 bytes, "
+                f"multiples of {align} bytes, {self.elements(align)} elements, below 2^40 bytes, "
                 "but for the last"
             )
             raise ValueError(f"{self.tensor}.stride()={steps}, expected {expected}")
@@ -90,16 +94,47 @@ class TensorMap:
         if self.swizzle not in _SWIZZLES:
             expected = f"one of {', '.join(map(str, _SWIZZLES))}"
             raise ValueError(f"swizzle={self.swizzle!r} for {self.tensor}, expected {expected}")
-        inner = self.box[0] * self.element_bytes
+        inner = self.bytes(self.box[0])
         if inner % ADDRESS_BYTES:
             self._reject_box(f"a last size that makes a multiple of {ADDRESS_BYTES} bytes")
         if self.swizzle and inner > self.swizzle:
             self._reject_box(f"a last size of at most swizzle={self.swizzle} bytes")
+        if self.data_type in _PACKED:
+            self._check_packed(_PACKED[self.data_type])
+
+    def _check_packed(self, multiple: int) -> None:
+        if self.shape[0] % multiple:
+            self._reject_shape(f"a last size that is a multiple of {multiple}")
+        if not self.padded:
+            return
+        if self.box[0] != multiple:
+            self._reject_box(f"a last size of {multiple}")
+        if self.swizzle not in (0, 128):
+            raise ValueError(f"swizzle={self.swizzle} for {self.tensor}, expected one of 0, 128")
+
+    @property
+    def padded(self) -> bool:
+        """Whether shared memory has 8 bytes that mean nothing after each 8 bytes of data."""
+        return self.data_type == "16U4_ALIGN16B"
+
+    @property
+    def address_bytes(self) -> int:
+        """Alignment of the tensor's address and of its strides."""
+        return 2 * ADDRESS_BYTES if self.padded else ADDRESS_BYTES
+
+    def bytes(self, elements: int) -> int:
+        """Bytes of so many elements beside each other in global memory."""
+        return elements * self.element_bytes // (16 if self.data_type in _PACKED else 1)
+
+    def elements(self, size: int) -> int:
+        """The reverse of `bytes`."""
+        return size * (16 if self.data_type in _PACKED else 1) // self.element_bytes
 
     @property
     def box_bytes(self) -> int:
-        """What one copy adds to its barrier, also where the box leaves the tensor."""
-        return prod(self.box) * self.element_bytes
+        """What one copy adds to its barrier, also where the box leaves the tensor. Of a padded
+        type too those of global memory."""
+        return self.bytes(prod(self.box))
 
     def _reject_shape(self, expected: str) -> NoReturn:
         raise ValueError(f"{self.tensor}.shape={self.shape[::-1]}, expected {expected}")
@@ -195,8 +230,8 @@ def encode(driver: Any, plan: TensorMap, address: int) -> Any:
     Raises ValueError for an address that is not a multiple of 16 bytes, RuntimeError for what the
     driver refuses.
     """
-    if address % ADDRESS_BYTES:
-        expected = f"a multiple of {ADDRESS_BYTES}"
+    if address % plan.address_bytes:
+        expected = f"a multiple of {plan.address_bytes}"
         raise ValueError(f"{plan.tensor}.data_ptr()={address:#x}, expected {expected}")
     rank = len(plan.shape)
     strides = plan.strides or (ADDRESS_BYTES,)  # of rank 1 none is read, yet the list must be there

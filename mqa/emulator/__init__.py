@@ -25,7 +25,7 @@ _HOMES = {
     "Kind": "reports",
     "PtxError": "parser",
     "Report": "reports",
-    "Summary": "executor",
+    "Summary": "summary",
     "run": "executor",
     "scheduled": "backend",
 }

@@ -9,11 +9,12 @@ which `mqa.emulator.warp` reports.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from mqa.emulator import floats
+from mqa.emulator import floats, halves
 from mqa.emulator.floats import Array
 from mqa.emulator.parser import (
     BYTES,
@@ -45,6 +46,16 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+_AXES = ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid")
+SPECIAL = frozenset(
+    {f"%{name}.{axis}" for axis in "xyz" for name in (*_AXES, "cluster_ctaid", "cluster_nctaid")}
+    | {f"%lanemask_{which}" for which in ("eq", "le", "lt", "ge", "gt")}
+    | {"%laneid", "%warpid", "%nwarpid", "%cluster_ctarank", "%cluster_nctarank", "%smid"}
+    | {"%nsmid", "%gridid", "%dynamic_smem_size", "%total_smem_size", "%is_explicit_cluster"}
+)
+"""Special registers that never change; `mqa.emulator.clocks` has those that do."""
+
+
 def storage(kind: str) -> np.dtype[Any]:
     """How a register declared so holds its value."""
     if kind in ("f32", "f64", "pred"):
@@ -65,6 +76,7 @@ class Binder:
         self.constants: dict[int, Array] = {}
         self.special: dict[str, int] = {}
         self._known: dict[tuple[int, str], int] = {}
+        self._fresh: Registers = []
 
     def source(self, operand: Operand, kind: str, at: Instruction) -> Slot:
         """A value read as `kind`."""
@@ -78,9 +90,13 @@ class Binder:
         if isinstance(operand, Symbol) and operand.name == "WARP_SZ":
             return self._constant(LANES, wanted), None
         if isinstance(operand, Symbol) and operand.name.startswith("%"):
-            index = self.special.setdefault(operand.name, self._new(np.dtype("u4")))
+            if operand.name not in SPECIAL:
+                fail(at, f"special register {operand.name} is not modelled")
+            if operand.name not in self.special:
+                self.special[operand.name] = self._new(np.dtype("u4"))
+            index = self.special[operand.name]
             return index, _view(self.types[index], wanted)
-        if isinstance(operand, Negated):
+        if isinstance(operand, Negated) and kind == "pred":
             return operand.register.index, np.logical_not
         fail(at, f"operand {operand} is not a value of type {kind}")
 
@@ -110,10 +126,11 @@ class Binder:
 
     def fresh(self) -> Registers:
         """Registers of a new warp: poison, and constants."""
-        values: Registers = [_POISON[dtype.str] for dtype in self.types]
-        for index, constant in self.constants.items():
-            values[index] = constant
-        return values
+        if len(self._fresh) != len(self.types):
+            self._fresh = [_POISON[dtype.str] for dtype in self.types]
+            for index, constant in self.constants.items():
+                self._fresh[index] = constant
+        return self._fresh.copy()
 
 
 _POISON: dict[str, Array] = {
@@ -140,8 +157,27 @@ def _view(have: np.dtype[Any], want: np.dtype[Any]) -> Cast | None:
     return lambda value: value.astype(middle).view(want)
 
 
+class Formula(NamedTuple):
+    """registers[to] = function(*registers[sources]), where nothing is cast."""
+
+    function: Callable[..., Array]
+    to: int
+    sources: tuple[int, ...]
+
+
+FORMULAS: WeakKeyDictionary[Function, Formula] = WeakKeyDictionary()
+"""What bound functions compute, for `mqa.emulator.batches`."""
+
+
 def bind(function: Callable[..., Array], dest: Slot, *sources: Slot) -> Function:
     """registers[dest] = function(registers[source], ...)."""
+    bound = _bound(function, dest, sources)
+    if dest[1] is None and not any(cast for _, cast in sources):
+        FORMULAS[bound] = Formula(function, dest[0], tuple(place for place, _ in sources))
+    return bound
+
+
+def _bound(function: Callable[..., Array], dest: Slot, sources: tuple[Slot, ...]) -> Function:
     to, out = dest
     if out is None and not any(cast for _, cast in sources):
         places = tuple(place for place, _ in sources)
@@ -209,6 +245,17 @@ def _simple(b: Binder, at: Instruction, kind: str, function: Callable[..., Array
     return bind(function, b.dest(at.operands[0], kind, at), *sources)
 
 
+def _halves(b: Binder, at: Instruction) -> Function | None:
+    """Of float16 and bfloat16; None for other types."""
+    name, *rest, kind = at.parts
+    if kind not in halves.HALVES:
+        return None
+    function = halves.function(name, tuple(rest), kind)
+    if function is None:
+        fail(at, "this form is not modelled")
+    return _simple(b, at, kind, function)
+
+
 def _unsigned(kind: str) -> str:
     """Where signs don't matter, the type in which registers are kept."""
     return kind.replace("s", "u", 1) if kind[0] == "s" else kind
@@ -217,6 +264,8 @@ def _unsigned(kind: str) -> str:
 @opcode("add", "sub")
 def add(b: Binder, at: Instruction) -> Function:
     _, kind = modifiers(at, "rn")
+    if (of_halves := _halves(b, at)) is not None:
+        return of_halves
     return _simple(b, at, _unsigned(kind), np.add if at.parts[0] == "add" else np.subtract)
 
 
@@ -234,8 +283,8 @@ def _high(bits: int, *, signed: bool) -> Callable[[Array, Array], Array]:
 @opcode("mul")
 def mul(b: Binder, at: Instruction) -> Function:
     mode, kind = modifiers(at, "lo", "hi", "wide", "rn")
-    if kind == "bf16x2":
-        return _simple(b, at, kind, _mul_bf16x2)
+    if (of_halves := _halves(b, at)) is not None:
+        return of_halves
     if _is_float(kind):
         return _simple(b, at, kind, np.multiply)
     if mode == "lo":
@@ -250,20 +299,6 @@ def mul(b: Binder, at: Instruction) -> Function:
     sources = [b.source(operand, kind, at) for operand in at.operands[1:]]
     function = lambda x, y: np.multiply(x, y, dtype=dtype)  # noqa: E731
     return bind(function, b.dest(at.operands[0], wide, at), *sources)
-
-
-def _mul_bf16x2(x: Array, y: Array) -> Array:
-    halves = [
-        floats.bf16_of(_half(x, i).astype(np.float64) * _half(y, i)).astype(np.uint32)
-        for i in range(2)
-    ]
-    return halves[0] | halves[1] << np.uint32(16)
-
-
-def _half(pair: Array, which: int) -> Array:
-    """One bfloat16 of a pair, as float32."""
-    bits = pair << np.uint32(16) if which == 0 else pair & np.uint32(0xFFFF0000)
-    return bits.view(np.float32)
 
 
 @opcode("mad")
@@ -282,6 +317,8 @@ def mad(b: Binder, at: Instruction) -> Function:
 @opcode("fma")
 def fma(b: Binder, at: Instruction) -> Function:
     _, kind = modifiers(at, "rn")
+    if (of_halves := _halves(b, at)) is not None:
+        return of_halves
     if not _is_float(kind):
         fail(at, f"type .{kind} is not modelled")
     return _simple(b, at, kind, floats.fma_f32 if kind == "f32" else floats.fma_f64)
@@ -301,7 +338,9 @@ def _quotient(x: Array, y: Array) -> Array:
 
 @opcode("div")
 def div(b: Binder, at: Instruction) -> Function:
-    _, kind = modifiers(at, "rn")
+    mode, kind = modifiers(at, "rn", "approx", "full")
+    if mode == "approx":
+        return _simple(b, at, kind, floats.divide_approximately)
     return _simple(b, at, kind, np.divide if _is_float(kind) else _quotient)
 
 
@@ -314,6 +353,8 @@ def rem(b: Binder, at: Instruction) -> Function:
 @opcode("max", "min")
 def extreme(b: Binder, at: Instruction) -> Function:
     mode, kind = modifiers(at, "NaN")
+    if (of_halves := _halves(b, at)) is not None:
+        return of_halves
     largest = at.parts[0] == "max"
     if not _is_float(kind):
         return _simple(b, at, kind, np.maximum if largest else np.minimum)
@@ -325,6 +366,8 @@ def extreme(b: Binder, at: Instruction) -> Function:
 @opcode("abs", "neg")
 def sign(b: Binder, at: Instruction) -> Function:
     _, kind = modifiers(at)
+    if (of_halves := _halves(b, at)) is not None:
+        return of_halves
     return _simple(b, at, kind, np.abs if at.parts[0] == "abs" else np.negative)
 
 
@@ -389,6 +432,10 @@ _COMPARE: dict[str, Callable[..., Any]] = {
 }
 
 
+def _of_halves(compare: Callable[..., Array], kind: str) -> Callable[..., Array]:
+    return lambda x, y: compare(halves.wide(x, kind), halves.wide(y, kind))
+
+
 @opcode("setp")
 def setp(b: Binder, at: Instruction) -> Function:
     mode, kind = modifiers(at, *_COMPARE, "and", "or", "xor")
@@ -396,8 +443,12 @@ def setp(b: Binder, at: Instruction) -> Function:
     compare = _COMPARE.get(name)
     if compare is None or isinstance(at.operands[0], Pair):
         fail(at, "this comparison is not modelled")
-    if name == "ne" and _is_float(kind):
+    if name == "ne" and (_is_float(kind) or kind in halves.HALVES):
         compare = lambda x, y: (x < y) | (x > y)  # noqa: E731
+    if kind in ("f16", "bf16"):
+        compare = _of_halves(compare, kind)
+    elif kind.endswith("x2"):
+        fail(at, "comparisons of pairs are not modelled")
     if name in ("eq", "ne") and not _is_float(kind):
         kind = _unsigned(kind)
     sources = [b.source(operand, kind, at) for operand in at.operands[1:3]]
@@ -548,6 +599,21 @@ def shf(b: Binder, at: Instruction) -> Function:
     return _simple(b, at, "b32", function)
 
 
+_POLICIES = {f"L2::evict_{name}" for name in ("last", "normal", "first", "unchanged")}
+
+
+@opcode("createpolicy")
+def createpolicy(b: Binder, at: Instruction) -> Function:
+    """A hint for caches, which there are none of: an opaque value."""
+    form, *levels = at.parts[1:-1]
+    if form != "fractional" or not levels or not _POLICIES.issuperset(levels):
+        fail(at, "this form is not modelled")
+    if len(at.operands) == 2:
+        b.source(at.operands[1], "f32", at)
+    dest = b.dest(at.operands[0], "b64", at)
+    return bind(lambda x: x, dest, b.source(Immediate(0), "b64", at))
+
+
 @opcode("mov")
 def mov(b: Binder, at: Instruction) -> Function:
     _, kind = modifiers(at)
@@ -569,8 +635,8 @@ def _copy(b: Binder, target: Register, value: Register) -> Function:
 
     def run(values: Registers) -> None:
         held = values[source]
-        if held.__class__ is Pending:
-            held.places.append((to, cast))
+        if isinstance(held, Pending):
+            held.move(source, to, cast)
             values[to] = held
         else:
             values[to] = cast(held) if cast else held
@@ -578,17 +644,45 @@ def _copy(b: Binder, target: Register, value: Register) -> Function:
     return run
 
 
+def _check_parts(at: Instruction, whole: Vector, kind: str) -> None:
+    """Parts of a register have equal sizes that make the whole."""
+    count = len(whole.parts)
+    size = BYTES[kind] // count if count in (2, 4) else 0
+    for part in whole.parts:
+        if size == 0 or (isinstance(part, Register) and BYTES[part.type] != size):
+            fail(at, f"{whole} are no parts of {8 * BYTES[kind]} bits")
+
+
 def _pack(b: Binder, at: Instruction, value: Vector, to: Operand, kind: str) -> Function:
-    part = f"b{8 * BYTES[kind] // len(value.parts)}"
+    _check_parts(at, value, kind)
+    whole, part = (f"b{8 * BYTES[kind] // count}" for count in (1, len(value.parts)))
     sources = [b.source(x, part, at) for x in value.parts]
+    dest = b.dest(to, whole, at)
+    place, out = dest
 
     def function(*parts: Array) -> Array:
-        return np.stack(parts, axis=-1).view(DTYPES[f"b{8 * BYTES[kind]}"])[:, 0]
+        return np.stack(parts, axis=-1).view(DTYPES[whole])[:, 0]
 
-    return bind(function, b.dest(to, f"b{8 * BYTES[kind]}", at), *sources)
+    def build(*parts: Array) -> Array:
+        result = function(*(x.view(DTYPES[part]) for x in parts))
+        return out(result) if out else result
+
+    plain = bind(function, dest, *sources)
+
+    def run(values: Registers) -> None:
+        try:
+            plain(values)
+        except (TypeError, AttributeError):
+            held = [values[source] for source, _ in sources]
+            if not any(isinstance(x, Pending) for x in held):
+                raise
+            values[place] = Derived(held, build, place)
+
+    return run
 
 
 def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -> Function:
+    _check_parts(at, to, kind)
     bits = 8 * BYTES[kind] // len(to.parts)
     whole = f"b{8 * BYTES[kind]}"
     source, cast = b.source(value, whole, at)
@@ -596,8 +690,23 @@ def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -
     shifts = [DTYPES[whole].type(bits * i) for i in range(len(dests))]
     narrow = DTYPES[f"b{bits}"]
 
+    def cut(number: int) -> Cast:
+        _, out = dests[number]
+
+        def build(given: Array) -> Array:
+            part = (given.view(DTYPES[whole]) >> shifts[number]).astype(narrow)
+            return out(part) if out else part
+
+        return build
+
+    cuts = [cut(i) for i in range(len(dests))]
+    views = [(place, _bits_as(b.types[place])) for place, _ in dests]
+
     def run(values: Registers) -> None:
         given = values[source]
+        if isinstance(given, Pending):
+            _unpack_pending(values, given, views, cuts)
+            return
         given = cast(given) if cast else given
         for by, (place, out) in zip(shifts, dests, strict=True):
             part = (given >> by).astype(narrow)
@@ -606,15 +715,97 @@ def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -
     return run
 
 
+def _bits_as(dtype: np.dtype[Any]) -> Cast:
+    return lambda value: value.view(dtype)
+
+
+def _unpack_pending(
+    values: Registers, given: Pending, views: list[tuple[int, Cast]], cuts: list[Cast]
+) -> None:
+    """Each part that was packed as it is comes out as it was."""
+    parts = given.parts if isinstance(given, Derived) else []
+    for number, (place, view) in enumerate(views):
+        if len(parts) != len(views):
+            values[place] = Derived([given], cuts[number], place)
+        elif isinstance(part := parts[number], Pending):
+            part.places.append((place, view))
+            values[place] = part
+        else:
+            values[place] = view(part)
+
+
 class Pending:
     """Value of a register that an asynchronous operation owns, in every register moved from it."""
 
-    __slots__ = ("operation", "places")
+    __slots__ = ("derived", "operation", "places")
     __array_ufunc__ = None
 
-    def __init__(self, operation: object, place: int) -> None:
+    def __init__(self, operation: object, place: int, cast: Cast | None = None) -> None:
         self.operation = operation
-        self.places: list[Slot] = [(place, None)]
+        self.places: list[Slot] = [(place, cast)]
+        """Registers, each with what makes the operation's result their value."""
+        self.derived: tuple[Derived, ...] = ()
+        """Registers that it is a part of, or that are parts of it."""
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("an asynchronous operation owns this register")
+
+    def move(self, source: int, to: int, cast: Cast | None) -> None:
+        """A register that holds it is moved to another."""
+        before = next(first for place, first in reversed(self.places) if place == source)
+        if before is not None and cast is not None:
+            first, then = before, cast
+            self.places.append((to, lambda value: then(first(value))))
+        else:
+            self.places.append((to, before or cast))
+
+    def owned(self) -> list[Pending]:
+        """What an operation owns, of which it is made."""
+        return [self]
+
+    def holders(self, values: Registers) -> list[int]:
+        """Registers whose value depends on it."""
+        found = [place for place, _ in self.places if values[place] is self]
+        for derived in self.derived:
+            found += derived.holders(values)
+        return list(dict.fromkeys(found))
+
+    def settle(self, values: Registers, value: Array) -> None:
+        """The operation gave the register its value: so it does all that hold it."""
+        for place, cast in self.places:
+            if values[place] is self:
+                values[place] = cast(value) if cast else value
+        for derived in self.derived:
+            derived.settle_part(values, self, value)
+
+
+class Derived(Pending):
+    """A register packed from others, of which operations own some, or cut from one.
+
+    Its value is what `build` makes of the bits of its parts.
+    """
+
+    __slots__ = ("build", "parts")
+
+    def __init__(self, parts: list[Any], build: Callable[..., Array], place: int) -> None:
+        self.parts, self.build = parts, build
+        self.places = [(place, None)]
+        self.derived = ()
+        for part in dict.fromkeys(x for x in parts if isinstance(x, Pending)):
+            part.derived += (self,)
+
+    @property
+    def operation(self) -> object:  # type: ignore[override]
+        return next(part.operation for part in self.parts if isinstance(part, Pending))
+
+    def owned(self) -> list[Pending]:
+        parts = [part for part in self.parts if isinstance(part, Pending)]
+        return list(dict.fromkeys(one for part in parts for one in part.owned()))
+
+    def settle_part(self, values: Registers, settled: Pending, value: Array) -> None:
+        self.parts = [value if part is settled else part for part in self.parts]
+        if not any(isinstance(part, Pending) for part in self.parts):
+            self.settle(values, self.build(*self.parts))
 
 
 _TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,15 +14,23 @@ from torch import Tensor
 
 from mqa.cuda import cache, compiler
 from mqa.cuda.plan import Plan
-from mqa.cuda.sm90 import SM90, dense_cuts_plan, dense_facts, dense_plan, paged_cuts_plan
+from mqa.cuda.sm90 import (
+    SM90,
+    SM90_ACCURATE,
+    Hopper,
+    dense_cuts_plan,
+    dense_facts,
+    dense_plan,
+    paged_cuts_plan,
+)
 from mqa.cuda.sm90_paged import paged_facts, paged_plan
-from mqa.cuda.sm90_tiles import ELEMENTS
 from mqa.prepared import Launch
 from mqa.problem import Format, Problem
 from mqa.validate import DenseCall, PagedCall
 
 if TYPE_CHECKING:
-    from mqa.emulator.executor import Summary
+    from mqa.emulator.summary import Summary
+    from mqa.emulator.trace import Timeline
 
 ARCH = "sm_90a"
 
@@ -30,6 +39,7 @@ ARCH = "sm_90a"
 class _Setting:
     schedule: str = "eager"
     seed: int = 0
+    timeline: Timeline | None = None
     launches: list[Summary] = field(default_factory=list)
 
 
@@ -37,38 +47,51 @@ _setting: ContextVar[_Setting | None] = ContextVar("_setting", default=None)
 
 
 @contextlib.contextmanager
-def scheduled(schedule: str, seed: int = 0) -> Iterator[list[Summary]]:
+def scheduled(
+    schedule: str = "eager", seed: int = 0, *, trace: str | os.PathLike[str] | None = None
+) -> Iterator[list[Summary]]:
     """Calls of emulated backends in this block run under that schedule and seed.
 
-    Yields a list that gets a `Summary` for each launch.
+    Yields a list that gets a `Summary` for each launch. The file `trace` gets the timeline of all
+    of them as Chrome-trace JSON when the block ends, however it ends; raises OSError where that
+    cannot be written.
     """
-    setting = _Setting(schedule, seed)
-    token = _setting.set(setting)
-    try:
-        yield setting.launches
-    finally:
-        _setting.reset(token)
+    from mqa.emulator.executor import traced
+
+    with traced(trace) as timeline:
+        setting = _Setting(schedule, seed, timeline)
+        token = _setting.set(setting)
+        try:
+            yield setting.launches
+        finally:
+            _setting.reset(token)
 
 
 class Emulated:
-    """What the backend `sm90` would launch, executed by `mqa.emulator`: slow, and checked."""
+    """What a backend of Hopper would launch, executed by `mqa.emulator`: slow, and checked."""
 
-    name = "sm90-emulated"
     by_default = False
+
+    def __init__(self, hopper: Hopper) -> None:
+        self._hopper = hopper
+
+    @property
+    def name(self) -> str:
+        return f"{self._hopper.name}-emulated"
 
     def reasons_against(self, problem: Problem, device: torch.device) -> Iterator[str]:
         if device.type != "cpu":
             yield f"emulates on the CPU, this is {device}"
         elif (missing := self.unusable_here()) is not None:
             yield missing
-        yield from SM90.problem_reasons(problem)
+        yield from self._hopper.problem_reasons(problem)
 
     def unusable_here(self) -> str | None:
         missing = compiler.unavailable()
         return None if missing is None else "; ".join(map(str.strip, missing.splitlines()))
 
     def dense(self, call: DenseCall, out: Tensor) -> Launch | None:
-        plan = dense_plan(dense_facts(call, out, ELEMENTS[call.problem.format]))
+        plan = dense_plan(dense_facts(call, out, self._hopper.elements[call.problem.format]))
         tensors = {
             "q": call.q,
             "q_scale": call.q_scale,
@@ -84,7 +107,7 @@ class Emulated:
         return None
 
     def paged(self, call: PagedCall, out: Tensor) -> None:
-        plan = paged_plan(paged_facts(call, out, ELEMENTS[call.problem.format]))
+        plan = paged_plan(paged_facts(call, out, self._hopper.elements[call.problem.format]))
         tensors = {
             "q": call.q,
             "q_scale": call.q_scale,
@@ -113,10 +136,10 @@ class Emulated:
         return False
 
     def accumulator(self, format: Format) -> str:
-        return SM90.accumulator(format)
+        return self._hopper.accumulator(format)
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
-        kernels = SM90.kernels_of(problem)
+        kernels = self._hopper.kernels_of(problem)
         for kernel in kernels:
             cache.get(kernel, ARCH)
         return tuple(map(str, kernels))
@@ -132,11 +155,17 @@ def execute(plan: Plan, tensors: Mapping[str, Tensor | None]) -> None:
 
     binary = cache.get(plan.kernel, ARCH)
     setting = _setting.get() or _Setting()
-    setting.launches.append(
-        executor.run_plan(
-            binary.ptx, binary.symbol, plan, tensors, schedule=setting.schedule, seed=setting.seed
-        )
+    summary = executor.run_plan(
+        binary.ptx,
+        binary.symbol,
+        plan,
+        tensors,
+        schedule=setting.schedule,
+        seed=setting.seed,
+        timeline=setting.timeline,
     )
+    setting.launches.append(summary)
 
 
-SM90_EMULATED = Emulated()
+SM90_EMULATED = Emulated(SM90)
+SM90_ACCURATE_EMULATED = Emulated(SM90_ACCURATE)

@@ -17,7 +17,8 @@ from mqa.cuda.tensor_map import ADDRESS_BYTES, DESCRIPTOR_BYTES, TensorMap
 from mqa.emulator.alu import Binder, fail
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
-from mqa.emulator.memory import PARAM_START, RANK_SHIFT, WINDOWS, Shared
+from mqa.emulator.memory import PARAM_START, POISON, RANK_SHIFT, WINDOWS, Shared
+from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Address, Instruction
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
@@ -25,7 +26,6 @@ from mqa.emulator.sync import MBarrier, barrier_at
 from mqa.emulator.warp import Wait, lanes
 
 if TYPE_CHECKING:
-    from mqa.emulator.machine import Cta
     from mqa.emulator.warp import Warp
 
 MAP_MAGIC = b"mqa.map\0"
@@ -67,16 +67,19 @@ class Tile:
 
     def __init__(self, warp: Warp, map: TensorMap, address: int, corner: list[int]) -> None:
         self.warp, self.map, self.address, self.corner = warp, map, address, corner
-        self.row_bytes = map.box[0] * map.element_bytes
+        self.row_bytes = map.bytes(map.box[0])
         self.rows = int(np.prod(map.box[1:], dtype=np.int64))
         self.bytes = self.rows * self.row_bytes
-        first = corner[0] * map.element_bytes
-        if first % ADDRESS_BYTES:
+        step = map.box[0] if map.padded else map.elements(ADDRESS_BYTES)
+        if corner[0] % step:
             raise Finding(
                 Kind.MISALIGNED,
-                f"tile of {map.tensor} at byte {first} of a row, expected a multiple of 16",
+                f"tile of {map.tensor} at byte {map.bytes(corner[0])} of a row, expected a "
+                f"multiple of {map.bytes(step)}",
             )
-        self.first = first
+        self.first = map.bytes(corner[0])
+        self.line_bytes = 2 * self.row_bytes if map.padded else self.row_bytes
+        """Of a row in shared memory."""
 
     def __str__(self) -> str:
         return f"tile of {self.map.tensor} at {self.corner}"
@@ -94,7 +97,7 @@ class Tile:
 
     def _columns(self) -> tuple[int, int]:
         """Bytes [from, to) of a row of the box that exist."""
-        width = self.map.shape[0] * self.map.element_bytes
+        width = self.map.bytes(self.map.shape[0])
         low = min(max(-self.first, 0), self.row_bytes)
         return low, max(min(width - self.first, self.row_bytes), low)
 
@@ -106,7 +109,7 @@ class Tile:
         return exists, starts, low, high
 
     def load(self) -> Array:
-        """The box's bytes, [rows, row bytes], zero outside the tensor."""
+        """The box's bytes in shared memory, [rows, line bytes], zero outside the tensor."""
         box = np.zeros((self.rows, self.row_bytes), np.uint8)
         exists, starts, low, high = self._global()
         if len(starts) and high > low:
@@ -117,28 +120,35 @@ class Tile:
             view = buffer.data.view("c16") if wide == 16 else buffer.data
             index = (starts - buffer.origin)[:, None] // wide + np.arange((high - low) // wide)
             box[exists, low:high] = view[index].view(np.uint8).reshape(len(starts), -1)
-        return box
+        if not self.map.padded:
+            return box
+        halves = box.reshape(-1, 1, 8)
+        return np.concatenate([halves, np.full_like(halves, POISON)], axis=1)
 
-    def store(self, box: Array) -> None:
-        """Write the part of the box that exists."""
+    def store(self, box: Array, change: Callable[[Array, Array], Array] | None = None) -> None:
+        """Write the part of the box that exists, in whole 16-byte chunks at its inner end, or
+        what `change` makes of what is there and of the box."""
         exists, starts, low, high = self._global()
         memory = self.warp.cta.machine.memory
+        if high > low:
+            high = min(-(-high // ADDRESS_BYTES) * ADDRESS_BYTES, self.row_bytes)
         for start, row in zip(starts.tolist(), box[exists, low:high], strict=True):
             if high > low:
-                memory.range(start, high - low, str(self))[:] = row
+                target = memory.range(start, high - low, str(self))
+                target[:] = change(target, row) if change else row
 
     def places(self, target: int, shared: Shared) -> Array:
         """Offset in shared memory of each 16-byte chunk of the box."""
-        pitch = self.map.swizzle or self.row_bytes
+        pitch = self.map.swizzle or self.line_bytes
         if target % TILE_ALIGN:
             raise Finding(
                 Kind.MISALIGNED, f"{self} goes to {target:#x}, expected a multiple of {TILE_ALIGN}"
             )
         row = np.arange(self.rows)[:, None] * pitch
-        chunks = target + row + np.arange(0, self.row_bytes, 16)
+        chunks = target + row + np.arange(0, self.line_bytes, 16)
         shared.check(np.array([target]), 1, str(self))
         shared.check(
-            np.array([target + (self.rows - 1) * pitch + self.row_bytes - 1]), 1, str(self)
+            np.array([target + (self.rows - 1) * pitch + self.line_bytes - 1]), 1, str(self)
         )
         offsets: Array = swizzled(chunks, self.map.swizzle).ravel() - shared.start
         return offsets
@@ -149,8 +159,8 @@ def _words(chunks: Array) -> Array:
     return (chunks[:, None] // 4 + np.arange(4)).ravel()
 
 
-def _copy_in(
-    cta: Cta,
+def copy_in(
+    warp: Warp,
     name: str,
     read: Callable[[], Array],
     targets: list[tuple[Shared, Array, MBarrier]],
@@ -158,8 +168,9 @@ def _copy_in(
 ) -> None:
     """Issue a copy to shared memory; its bytes go to 16-byte chunks, in order."""
     words = [_words(chunks) for _, chunks, _ in targets]
-    for (shared, _, _), index in zip(targets, words, strict=True):
+    for (shared, _, barrier), index in zip(targets, words, strict=True):
         shared.acquire(index, name, writes=True)
+        shared.order_write(index, warp.view, barrier.party, barrier.phase + 1, name)
 
     def act() -> None:
         data = read().reshape(-1).view("c16")
@@ -168,10 +179,12 @@ def _copy_in(
             shared.release(index, writes=True)
             barrier.deliver(size)
 
-    cta.machine.issue(Operation(name, act))
+    first, chunks, _ = targets[0]
+    address = first.start + int(chunks[0])
+    warp.cta.machine.issue(Operation(name, act, bytes=size * len(targets), address=address))
 
 
-def _targets(warp: Warp, target: int, barrier: int, multicast: int | None) -> Any:
+def targets_of(warp: Warp, target: int, barrier: int, multicast: int | None) -> Any:
     """CTAs that get a copy, with the address in each and its barrier."""
     if multicast is None:
         rank = target >> RANK_SHIFT
@@ -185,7 +198,7 @@ def _targets(warp: Warp, target: int, barrier: int, multicast: int | None) -> An
 
 
 def _known(barrier: MBarrier) -> MBarrier:
-    if not barrier.known_to_engines:
+    if not barrier.known_to_engines and barrier.cta.machine.checks.any:
         raise Finding(Kind.BARRIER, f"a copy uses {barrier} without fence.mbarrier_init before")
     return barrier
 
@@ -215,11 +228,11 @@ def tensor_copy(b: Binder, at: Instruction) -> Effect:
             chosen = int(cast(warp)[lane]) if cast else None
             targets = [
                 (cta.shared, tile.places(place, cta.shared), found)
-                for cta, place, found in _targets(
+                for cta, place, found in targets_of(
                     warp, int(target(warp)[lane]), int(barrier(warp)[lane]), chosen
                 )
             ]
-            _copy_in(warp.cta, str(tile), tile.load, targets, tile.bytes)
+            copy_in(warp, str(tile), tile.load, targets, tile.bytes)
 
     return run
 
@@ -242,6 +255,17 @@ def _tensor_operand(b: Binder, operand: Any, at: Instruction, rank: int) -> tupl
 
 
 def _tensor_store(b: Binder, at: Instruction, rank: int) -> Effect:
+    return tensor_out(b, at, rank, lambda tile: None)
+
+
+Change = Callable[[Array, Array], Array]
+"""Bytes that are there and bytes that come, to bytes."""
+
+
+def tensor_out(
+    b: Binder, at: Instruction, rank: int, change_for: Callable[[Tile], Change | None]
+) -> Effect:
+    """A tile from shared memory to global: a store, or a reduction by what `change_for` gives."""
     where, corner = _tensor_operand(b, at.operands[0], at, rank)
     source = addresses(b, at.operands[1], at, "u32")
 
@@ -251,15 +275,16 @@ def _tensor_store(b: Binder, at: Instruction, rank: int) -> Effect:
             tile = _tile(warp, map, address, [int(read(warp)[lane]) for read in corner])
             if min(tile.corner) < 0:
                 raise Finding(Kind.OUT_OF_BOUNDS, f"{tile} is stored, expected coordinates >= 0")
-            shared = warp.cta.shared
-            chunks = tile.places(int(source(warp)[lane]), shared)
-            _copy_out(warp, lane, str(tile), chunks, _into_tile(tile))
+            if map.padded:
+                raise Finding(Kind.DESCRIPTOR, f"{tile} is stored, and its type is padded")
+            chunks = tile.places(int(source(warp)[lane]), warp.cta.shared)
+            _copy_out(warp, lane, str(tile), chunks, _into_tile(tile, change_for(tile)))
 
     return run
 
 
-def _into_tile(tile: Tile) -> Callable[[Array], None]:
-    return lambda data: tile.store(data.reshape(tile.rows, tile.row_bytes))
+def _into_tile(tile: Tile, change: Change | None) -> Callable[[Array], None]:
+    return lambda data: tile.store(data.reshape(tile.rows, tile.row_bytes), change)
 
 
 def _copy_out(
@@ -268,17 +293,20 @@ def _copy_out(
     """Issue a copy from 16-byte chunks of shared memory, in the thread's open bulk group."""
     shared, index = warp.cta.shared, _words(chunks)
     shared.acquire(index, name, writes=False)
+    warp.stores += 1
+    shared.order(index, warp.view, warp.store_party, warp.stores, name)
 
     def act() -> None:
         write(shared.data.view("c16")[chunks // 16].view(np.uint8))
         shared.release(index, writes=False)
 
-    operation = Operation(name, act)
+    address = shared.start + int(chunks[0])
+    operation = Operation(name, act, warp.stores, bytes=16 * len(chunks), address=address)
     warp.bulk.setdefault(lane, [[]])[-1].append(operation)
     warp.cta.machine.issue(operation)
 
 
-def _check_bulk(place: int, other: int, size: int) -> None:
+def check_bulk(place: int, other: int, size: int) -> None:
     if place % 16 or other % 16 or size % 16 or size <= 0:
         raise Finding(
             Kind.MISALIGNED,
@@ -302,27 +330,35 @@ def bulk_copy(b: Binder, at: Instruction) -> Effect:
         for lane in np.flatnonzero(lanes(mask)):
             place, origin = int(target(warp)[lane]), int(source(warp)[lane])
             size, chosen = int(sizes(warp)[lane]), int(cast(warp)[lane]) if cast else None
-            _check_bulk(place, origin, size)
+            check_bulk(place, origin, size)
             name = f"bulk copy of {size} bytes to shared address {place:#x}"
             targets = []
-            for cta, offset, found in _targets(warp, place, int(barrier(warp)[lane]), chosen):
+            for cta, offset, found in targets_of(warp, place, int(barrier(warp)[lane]), chosen):
                 cta.shared.words(offset, size)
                 chunks = np.arange(offset, offset + size, 16) - cta.shared.start
                 targets.append((cta.shared, chunks, found))
-            read = _reader(warp, origin, size, name, from_shared=from_shared)
-            _copy_in(warp.cta, name, read, targets, size)
+            read = _reader(warp, origin, size, name, targets[0][2], from_shared=from_shared)
+            copy_in(warp, name, read, targets, size)
 
     return run
 
 
 def _reader(
-    warp: Warp, origin: int, size: int, name: str, *, from_shared: bool
+    warp: Warp, origin: int, size: int, name: str, barrier: MBarrier, *, from_shared: bool
 ) -> Callable[[], Array]:
-    if not from_shared:
-        return lambda: warp.cta.machine.memory.range(origin, size, name)
+    if from_shared:
+        return shared_reader(warp, origin, size, name, barrier)
+    return lambda: warp.cta.machine.memory.range(origin, size, name)
+
+
+def shared_reader(
+    warp: Warp, origin: int, size: int, name: str, barrier: MBarrier
+) -> Callable[[], Array]:
+    """What reads bytes of a CTA's own shared memory once, when the operation completes."""
     shared = warp.cta.shared
     words = shared.words(origin, size)
     shared.acquire(words, name, writes=False)
+    shared.order(words, warp.view, barrier.party, barrier.phase + 1, name)
 
     def read() -> Array:
         shared.release(words, writes=False)
@@ -332,6 +368,11 @@ def _reader(
 
 
 def _bulk_store(b: Binder, at: Instruction) -> Effect:
+    return bulk_out(b, at, None)
+
+
+def bulk_out(b: Binder, at: Instruction, change: Change | None) -> Effect:
+    """Bytes from shared memory to global: a store, or a reduction by `change`."""
     target, source = (addresses(b, operand, at, "u64") for operand in at.operands[:2])
     sizes = values(b, at.operands[2], "u32", at)
 
@@ -339,40 +380,41 @@ def _bulk_store(b: Binder, at: Instruction) -> Effect:
         for lane in np.flatnonzero(lanes(mask)).tolist():
             place, origin = int(target(warp)[lane]), int(source(warp)[lane])
             size = int(sizes(warp)[lane])
-            _check_bulk(place, origin, size)
-            name = f"bulk store of {size} bytes"
+            check_bulk(place, origin, size)
+            name = f"bulk {'reduction' if change else 'store'} of {size} bytes"
             into = warp.cta.machine.memory.range(place, size, name)
             warp.cta.shared.words(origin, size)
             chunks = np.arange(origin, origin + size, 16) - warp.cta.shared.start
-            _copy_out(warp, lane, name, chunks, _into(into))
+            _copy_out(warp, lane, name, chunks, _into(into, change))
 
     return run
 
 
-def _into(target: Array) -> Callable[[Array], None]:
+def _into(target: Array, change: Change | None) -> Callable[[Array], None]:
     def write(data: Array) -> None:
-        target[:] = data
+        given = data.reshape(-1)
+        target[:] = change(target, given) if change else given
 
     return write
 
 
 class OperationsWait(Wait):
-    """For operations of this thread."""
+    """For operations that a party has done for this warp."""
 
-    def __init__(self, operations: list[Operation]) -> None:
-        self.operations = operations
+    label = "asynchronous copies"
+
+    def __init__(self, operations: list[Operation], party: int) -> None:
+        self.operations, self.party = operations, party
 
     def ready(self) -> bool:
         return all(operation.done for operation in self.operations)
 
+    def over(self, warp: Warp) -> None:
+        if warp.view is not None and self.operations:
+            warp.view.saw(self.party, max(operation.time for operation in self.operations))
+
     def __str__(self) -> str:
         return ", ".join(str(x) for x in self.operations if not x.done)
-
-
-def wait_for(operations: list[Operation]) -> Wait | None:
-    """A wait, unless all are done."""
-    wait = OperationsWait(operations)
-    return None if wait.ready() else wait
 
 
 @effect("cp.async.bulk.commit_group")
@@ -393,7 +435,7 @@ def bulk_wait(b: Binder, at: Instruction) -> Effect:
         for lane in np.flatnonzero(lanes(mask)).tolist():
             committed = warp.bulk.get(lane, [[]])[:-1]
             waited += itertools.chain(*committed[: len(committed) - newest])
-        return wait_for(waited)
+        return OperationsWait(waited, warp.store_party).unless_ready(warp)
 
     return run
 
@@ -414,6 +456,8 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
     )
     size = number(at.operands[2], at)
     amount = values(b, at.operands[3], "u32", at) if len(at.operands) > 3 else None
+    if len(at.operands) > 3 and getattr(at.operands[3], "type", "") == "pred":
+        fail(at, "a predicate that ignores the source is not modelled")
     if size not in (4, 8, 16):
         fail(at, f"{size} bytes, expected 4, 8 or 16")
 
@@ -427,6 +471,8 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
         words = (offsets[:, None] // 4 + np.arange(size // 4)).ravel()
         name = f"cp.async of {size} bytes by warp {warp.index}"
         shared.acquire(words, name, writes=True, proxy=False)
+        warp.copied += 1
+        shared.order_write(words, warp.view, warp.copy_party, warp.copied, name)
 
         def act() -> None:
             data = _gather(warp, origins, counts, size)
@@ -434,7 +480,8 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
             shared.release(words, writes=True)
             shared.soil(words, warp.index)
 
-        operation = Operation(name, act)
+        address = int(places[0])
+        operation = Operation(name, act, warp.copied, bytes=size * len(places), address=address)
         warp.copies.append(operation)
         warp.cta.machine.issue(operation)
 
@@ -469,9 +516,15 @@ def cp_async_arrive(b: Binder, at: Instruction) -> Effect:
             for barrier in found:
                 barrier.pending += 1
 
+        told: Seen = {}
+        if warp.view is not None:
+            warp.view.release(told)
+            told[warp.copy_party] = warp.copied
+
         def act() -> None:
             warp.cta.shared.tell(warp.index)
             for barrier in found:
+                merge(barrier.told, told)
                 barrier.arrive()
 
         operation = Operation(f"arrival after cp.async of warp {warp.index}", act)
@@ -499,6 +552,7 @@ def cp_async_wait(b: Binder, at: Instruction) -> Effect:
     def run(warp: Warp, mask: int) -> Wait | None:
         groups = warp.copy_groups
         waited = list(itertools.chain(*groups[: len(groups) - newest]))
-        return wait_for(waited + warp.copies if every else waited)
+        waited += warp.copies if every else []
+        return OperationsWait(waited, warp.copy_party).unless_ready(warp)
 
     return run

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
+import os
 import struct
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mqa.cuda.plan import MAX_SHARED_BYTES, Plan
+from mqa.cuda.plan import MAX_SHARED_BYTES, Plan, Role, SharedPart
 from mqa.cuda.tensor_map import TensorMap
 from mqa.emulator import parser
+from mqa.emulator.device import REGISTERS_OF_SM, launch_registers, pool_of
 from mqa.emulator.engines import encode_map
 from mqa.emulator.machine import Machine
-from mqa.emulator.memory import CONST_START, PARAM_START, Global, own_buffer
+from mqa.emulator.memory import CONST_START, PARAM_START, SHARED_START, Checks, Global, own_buffer
 from mqa.emulator.program import Program
+from mqa.emulator.reports import EmulationError, Kind
 from mqa.emulator.scheduler import Scheduler
+from mqa.emulator.summary import Summary, opcodes
+from mqa.emulator.trace import Timeline
 
 MOST_CLUSTER_CTAS = 16
 
@@ -33,17 +39,38 @@ class BoundMap:
     tensor: Tensor | np.ndarray[Any, Any]
 
 
-Argument = Tensor | np.ndarray[Any, Any] | BoundMap | int | float | bytes | None
+Part = Tensor | np.ndarray[Any, Any] | BoundMap | bytes | None
+Argument = Part | int | float | Sequence[Part]
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What a launch did."""
+class How:
+    """What a launch is run under, and who listens."""
 
-    steps: int
-    """Instructions that others could see: memory, barriers, asynchronous operations."""
-    instructions: Mapping[int, int]
-    """Instructions executed, by the warp's number in its CTA."""
+    schedule: str = "eager"
+    seed: int = 0
+    checks: bool | None = None
+    ignored: frozenset[Kind] = frozenset()
+    timeline: Timeline | None = None
+    kernel: str = ""
+    roles: tuple[Role, ...] = ()
+    parts: Sequence[SharedPart] = ()
+    """Of dynamic shared memory."""
+
+    def looked_for(self) -> Checks:
+        if self.checks is None:
+            return Checks(order=self.schedule != "eager", ignored=self.ignored)
+        return Checks(self.checks, self.checks, self.ignored)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a launch."""
+
+    grid: int | tuple[int, ...]
+    block: int | tuple[int, ...]
+    cluster: int | tuple[int, ...] | None
+    smem_bytes: int
 
 
 def run(
@@ -54,9 +81,12 @@ def run(
     args: Sequence[Argument],
     *,
     smem_bytes: int = 0,
-    cluster: int | None = None,
+    cluster: int | tuple[int, ...] | None = None,
     schedule: str = "eager",
     seed: int = 0,
+    checks: bool | None = None,
+    ignore: Collection[Kind] = (),
+    trace: str | os.PathLike[str] | None = None,
 ) -> Summary:
     """Execute a kernel on the CPU.
 
@@ -67,36 +97,59 @@ def run(
         block: Threads of a CTA.
         args: One for each parameter: a CPU tensor or array, whose address is passed and whose
             elements alone may be accessed; None, a null pointer; a `BoundMap`; bytes, as they are;
-            a number, as wide as the parameter.
+            a number, as wide as the parameter; a list of such parts but numbers, for a struct.
         smem_bytes: Dynamic shared memory.
-        cluster: CTAs of a cluster; by default what the kernel itself requires.
+        cluster: CTAs of a cluster, up to three dimensions; by default what the kernel itself
+            requires.
         schedule: "eager", "lazy", "random" or "hunt".
         seed: Of the last two.
+        checks: None: all that the schedule leaves time for, which in "eager" is all but those of
+            order; True: all; False: none of those that a kernel can go on after, so that it does
+            what it would mostly do on hardware.
+        ignore: What alone is not looked for, of `Kind.PROXY_FENCE` and `Kind.PRODUCT_FENCE`: for
+            kernels that do without on hardware, and of which all else is to be checked.
+        trace: File that gets the launch's timeline as Chrome-trace JSON, also where it fails.
 
     Raises:
         EmulationError: The kernel does what it must not; its `report` tells what and where.
         PtxError: The PTX is malformed, or an instruction is not modelled.
         ValueError: The launch itself is wrong.
+        OSError: `trace` cannot be written.
     """
+    unknown = set(ignore) - {Kind.PROXY_FENCE, Kind.PRODUCT_FENCE}
+    if unknown:
+        raise ValueError(f"ignore has {min(kind.name for kind in unknown)}, expected fences alone")
     program, memory = _load(ptx, entry), Global()
     params, maps = _bind(program, memory, args)
-    return _launch(program, memory, params, maps, grid, block, cluster, smem_bytes, schedule, seed)
+    shape = Shape(grid, block, cluster, smem_bytes)
+    with traced(trace) as timeline:
+        how = How(schedule, seed, checks, frozenset(ignore), timeline, program.entry.name)
+        return _launch(program, memory, params, maps, shape, how)
+
+
+@contextlib.contextmanager
+def traced(path: str | os.PathLike[str] | None) -> Iterator[Timeline | None]:
+    """A timeline that is written to `path` at the end; None without one."""
+    timeline = None if path is None else Timeline()
+    try:
+        yield timeline
+    finally:
+        if timeline is not None and path is not None:
+            timeline.write(path)
 
 
 def _bind(
     program: Program, memory: Global, args: Sequence[Argument]
 ) -> tuple[Any, dict[int, tuple[TensorMap, int]]]:
-    """The buffer of the kernel's parameters, and its tensor maps by their number among them."""
-    maps = {}
+    """The buffer of the kernel's parameters, and its tensor maps by number."""
+    maps: dict[int, tuple[TensorMap, int]] = {}
     params = own_buffer("parameters", max(program.layout.params, 1), PARAM_START)
     if len(args) != len(program.entry.params):
         raise ValueError(f"len(args)={len(args)}, expected {len(program.entry.params)}")
     for number, (param, value) in enumerate(zip(program.entry.params, args, strict=True)):
-        if isinstance(value, BoundMap):
-            maps[number] = (value.map, _add(memory, value.map.tensor, value.tensor))
-            raw = encode_map(number)
-        else:
-            raw = _argument(memory, param, value)
+        parts = value if isinstance(value, list | tuple) else (value,)
+        size = param.size if len(parts) == 1 else 8
+        raw = b"".join(_argument(memory, maps, param.name, size, part) for part in parts)
         if len(raw) != param.size:
             raise ValueError(f"args[{number}] has {len(raw)} bytes, expected {param.size}")
         at = program.layout.symbols[param.name] - PARAM_START
@@ -112,6 +165,8 @@ def run_plan(
     *,
     schedule: str = "eager",
     seed: int = 0,
+    checks: bool | None = None,
+    timeline: Timeline | None = None,
 ) -> Summary:
     """Execute what `mqa.cuda.driver` would launch; tensors by the names that the plan has."""
     bound: list[Argument] = []
@@ -130,8 +185,17 @@ def run_plan(
             _add(memory, name, tensor)
     program = _load(ptx, symbol)
     params, maps = _bind(program, memory, (*bound, packed))
-    shape = (plan.grid, plan.threads, None, plan.shared_bytes)
-    return _launch(program, memory, params, maps, *shape, schedule, seed)
+    shape = Shape(plan.grid, plan.threads, None, plan.shared_bytes)
+    how = How(
+        schedule,
+        seed,
+        checks,
+        timeline=timeline,
+        kernel=str(plan.kernel),
+        roles=plan.roles,
+        parts=plan.parts,
+    )
+    return _launch(program, memory, params, maps, shape, how)
 
 
 def _launch(
@@ -139,12 +203,8 @@ def _launch(
     memory: Global,
     params: Any,
     maps: dict[int, Any],
-    grid: int | tuple[int, ...],
-    block: int | tuple[int, ...],
-    cluster: int | None,
-    smem_bytes: int,
-    schedule: str,
-    seed: int,
+    shape: Shape,
+    how: How,
 ) -> Summary:
     if program.layout.initial:
         end = max(address + len(data) for address, data in program.layout.initial)
@@ -153,45 +213,76 @@ def _launch(
             first = address - CONST_START
             constants.data[first : first + len(data)] = np.frombuffer(data, np.uint8)
         memory.add_buffer(constants)
-    shape, threads = _three(grid), _three(block)
-    size = cluster or program.entry.directives.get("reqnctapercluster", (1,))[0]
-    _check_launch(program, shape, threads, size, smem_bytes)
+    grid, block = _three(shape.grid), _three(shape.block)
+    required = program.entry.directives.get("reqnctapercluster", (1,))
+    cluster = _three(shape.cluster or required)
+    _check_launch(program, grid, block, cluster, shape.smem_bytes)
     machine = Machine(
         program,
         memory,
         params,
-        grid=shape,
-        block=threads,
-        cluster=size,
-        dynamic_shared=smem_bytes,
+        grid=grid,
+        block=block,
+        cluster=cluster,
+        dynamic_shared=shape.smem_bytes,
         maps=maps,
+        checks=how.looked_for(),
+        names=_names(program, how.parts),
     )
-    scheduler = Scheduler(machine, schedule, seed)
-    with np.errstate(all="ignore"):
-        scheduler.run()
-    counts: Counter[int] = Counter()
-    for cta in machine.ctas:
-        for warp in cta.warps:
-            counts[warp.index] += warp.counts
-    return Summary(scheduler.steps, counts)
+    return _execute(machine, how)
+
+
+def _execute(machine: Machine, how: How) -> Summary:
+    scheduler = Scheduler(machine, how.schedule, how.seed)
+    program, finding = machine.program, None
+    if how.timeline is not None:
+        machine.recorder = how.timeline.recorder(how.kernel, program, how.roles)
+    try:
+        with np.errstate(all="ignore"):
+            scheduler.run()
+    except EmulationError as error:
+        finding = str(error)
+        raise
+    finally:
+        if machine.recorder is not None:
+            machine.recorder.finish(finding)
+    counts = dict(sorted(machine.instructions.items()))
+    kinds = opcodes(program, machine.executed)
+    return Summary(scheduler.steps, counts, kinds, how.kernel, how.roles)
+
+
+def _names(program: Program, parts: Sequence[SharedPart]) -> list[tuple[int, str]]:
+    """Parts of shared memory by their first addresses: variables, and those of the plan."""
+    start = SHARED_START + program.layout.static_shared
+    found = [(start + part.offset, part.name) for part in parts]
+    variables = {**program.module.variables, **program.entry.variables}
+    for data in variables.values():
+        if data.space == "shared" and data.size:
+            found.append((program.layout.symbols[data.name], data.name))
+    return sorted(found)
 
 
 def _check_launch(
     program: Program,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
-    cluster: int,
+    cluster: tuple[int, int, int],
     smem_bytes: int,
 ) -> None:
-    threads = block[0] * block[1] * block[2]
-    limits = program.entry.directives.get("maxntid", (1024,))
-    most = functools.reduce(lambda a, b: a * b, limits)
+    directives, threads, ctas = program.entry.directives, math.prod(block), math.prod(cluster)
+    most = math.prod(directives.get("maxntid", (1024,)))
     if not 1 <= threads <= most:
         raise ValueError(f"block={block}, expected 1 to {most} threads")
-    if min(grid) < 1 or grid[0] % cluster:
-        raise ValueError(f"grid={grid}, expected at least 1 and a multiple of {cluster}")
-    if not 1 <= cluster <= MOST_CLUSTER_CTAS:
-        raise ValueError(f"cluster={cluster}, expected 1 to {MOST_CLUSTER_CTAS}")
+    required = directives.get("reqntid")
+    if required is not None and block != _three(required):
+        raise ValueError(f"block={block}, expected {_three(required)}, which the kernel requires")
+    if not 1 <= ctas <= MOST_CLUSTER_CTAS:
+        raise ValueError(f"cluster={cluster}, expected 1 to {MOST_CLUSTER_CTAS} CTAs")
+    if min(grid) < 1 or any(size % step for size, step in zip(grid, cluster, strict=True)):
+        raise ValueError(f"grid={grid}, expected at least 1 and multiples of {cluster}")
+    registers = pool_of(launch_registers(program, threads), threads)
+    if registers > REGISTERS_OF_SM:
+        raise ValueError(f"{registers} registers of a CTA, expected at most {REGISTERS_OF_SM}")
     shared = program.layout.static_shared + smem_bytes
     if shared > MAX_SHARED_BYTES:
         raise ValueError(f"{shared} bytes of shared memory, expected at most {MAX_SHARED_BYTES}")
@@ -215,18 +306,32 @@ def _load(ptx: str, entry: str | None) -> Program:
     return Program(module, module.entries[entry])
 
 
-def _argument(memory: Global, param: parser.Data, value: Argument) -> bytes:
+def _argument(
+    memory: Global,
+    maps: dict[int, tuple[TensorMap, int]],
+    name: str,
+    size: int,
+    value: Argument,
+) -> bytes:
+    """Bytes of an argument, or of a part of one. Maps get the numbers in which they come."""
     if isinstance(value, bytes):
         return value
     if value is None:
-        return bytes(param.size)
-    if isinstance(value, Tensor | np.ndarray):
-        return struct.pack("<Q", _add(memory, param.name, value))
-    if isinstance(value, float):
-        return struct.pack("<f" if param.size == 4 else "<d", value)
+        return bytes(size)
     if isinstance(value, BoundMap):
-        raise TypeError("a tensor map is no plain argument")
-    return (value & (1 << 8 * param.size) - 1).to_bytes(param.size, "little")
+        address = _add(memory, value.map.tensor, value.tensor)
+        if address % value.map.address_bytes:
+            expected = f"a multiple of {value.map.address_bytes}"
+            raise ValueError(f"{value.map.tensor} is at {address:#x}, expected {expected}")
+        maps[len(maps)] = value.map, address
+        return encode_map(len(maps) - 1)
+    if isinstance(value, Tensor | np.ndarray):
+        return struct.pack("<Q", _add(memory, name, value))
+    if isinstance(value, float):
+        return struct.pack("<f" if size == 4 else "<d", value)
+    if not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} is no argument")
+    return (value & (1 << 8 * size) - 1).to_bytes(size, "little")
 
 
 def _add(memory: Global, name: str, value: Tensor | np.ndarray[Any, Any]) -> int:

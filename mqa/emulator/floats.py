@@ -32,10 +32,23 @@ def fma_f32(a: Array, b: Array, c: Array) -> Array:
     normal = np.count_nonzero(result.view(np.uint32) & _EXPONENT_F32)
     if ties == 0 and normal == result.size:
         return result
-    return _to_odd(product, c.astype(np.float64), total).astype(np.float32)
+    return to_odd(product, c.astype(np.float64), total).astype(np.float32)
 
 
-def _to_odd(a: Array, b: Array, total: Array) -> Array:
+_LEAST_F32 = 2.0**-126
+
+
+def rounds_once(totals: list[Array]) -> bool:
+    """Whether float64 sums of exact products may be rounded to float32 as they are: none lies
+    halfway between two float32 values, and none is subnormal there."""
+    total = np.concatenate(totals) if len(totals) > 1 else totals[0]
+    if np.count_nonzero((total.view(np.uint64) << _BELOW_F32) == _TIE):
+        return False
+    small = int(np.count_nonzero(np.abs(total) < _LEAST_F32))
+    return small == total.size - int(np.count_nonzero(total))
+
+
+def to_odd(a: Array, b: Array, total: Array) -> Array:
     """`total`, which is a + b rounded, moved to the neighbour with an odd last bit if inexact."""
     part = total - a
     error = (a - (total - part)) + (b - part)
@@ -44,6 +57,16 @@ def _to_odd(a: Array, b: Array, total: Array) -> Array:
     step = np.where((error > 0) == (total > 0), 1, -1)
     moves = (error != 0) & (bits & 1 == 0) & np.isfinite(total)
     return np.where(moves, bits + step, bits).view(np.float64)
+
+
+def divide_approximately(a: Array, b: Array) -> Array:
+    """a / b as div.approx.f32 may give it, rounded to nearest: hardware is within 2 ulp of that.
+
+    Divisors above 2^126 give 0, and NaN with an infinite dividend.
+    """
+    large = (np.abs(b) > 2.0**126) & np.isfinite(b)
+    given = np.where(np.isinf(a), np.float32(np.nan), np.float32(0))
+    return np.where(large, given, np.divide(a, b)).astype(np.float32)
 
 
 def fma_f64(a: Array, b: Array, c: Array) -> Array:
@@ -134,6 +157,14 @@ E4M3 = _e4m3_values()
 """Value of each of the 256 codes, float64."""
 E4M3_IN_F16 = f16_of(E4M3)
 """The same as float16 bits; exact."""
+
+
+def _e5m2_values() -> Array:
+    return (np.arange(256, dtype=np.uint16) << np.uint16(8)).view(np.float16).astype(np.float64)
+
+
+E5M2 = _e5m2_values()
+"""Value of each of the 256 codes, float64: a float16 without its low byte."""
 
 
 def e4m3_of(values: Array) -> Array:

@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mqa.emulator.alu import LANES
 from mqa.emulator.floats import Array
-from mqa.emulator.memory import Buffer, Global, Shared
+from mqa.emulator.memory import Buffer, Checks, Global, Shared
+from mqa.emulator.order import Order, Seen
 from mqa.emulator.reports import Finding, Kind
-from mqa.emulator.sync import REGISTERS_OF_CTA, MBarrier, NamedBarrier
+from mqa.emulator.device import SMS, launch_registers, pool_of
+from mqa.emulator.sync import GROUP_WARPS, MBarrier, NamedBarrier
 from mqa.emulator.warp import Wait, Warp
 
 if TYPE_CHECKING:
     from mqa.emulator.program import Program
+    from mqa.emulator.trace import Recorder
 
 
 class Operation:
     """Something asynchronous: `act` is called once, when the scheduler decides."""
 
-    def __init__(self, name: str, act: Callable[[], None]) -> None:
-        self.name, self._act = name, act
+    def __init__(
+        self,
+        name: str,
+        act: Callable[[], None],
+        time: int = 0,
+        *,
+        bytes: int = 0,
+        address: int | None = None,
+    ) -> None:
+        self.name, self._act, self.time = name, act, time
+        """The time is that of the party whose operation it is, see `mqa.emulator.order`."""
+        self.bytes, self.address = bytes, address
+        """What it moves, and where in shared memory; for those who look."""
         self.done = False
         self.after: list[Operation] = []
         """Operations that have to be done before."""
         self.priority = 0.0
+        self.watcher: Callable[[Operation], None] | None = None
+        """Told when it is done."""
 
     def __str__(self) -> str:
         return self.name
@@ -38,53 +56,79 @@ class Operation:
         self._act()
         self.done = True
         self.after = []
+        if self.watcher is not None:
+            self.watcher(self)
+
+
+LEAST_REGISTERS = 24
+"""Of a thread, that setmaxnreg can leave."""
 
 
 class Cluster(list["Cta"]):
     """CTAs by rank, and their barrier."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order | None) -> None:
         super().__init__()
         self.arrived = self.round = self.warps = 0
+        self.order = order
+        self.told: Seen = {}
+        """What arrivals of this round told."""
 
     def arrive(self) -> None:
         self.arrived += 1
         self._complete()
 
-    def leave(self) -> None:
-        """A warp ended: nobody waits for it any more."""
+    def leave(self, warp: Warp) -> None:
+        """A warp ended: nobody waits for it any more, and an arrival of its is taken back."""
+        if warp.view is not None:
+            warp.view.release(self.told)
         self.warps -= 1
+        wait = warp.cluster_wait
+        if wait is not None and not wait.ready():
+            self.arrived -= 1
         self._complete()
 
     def _complete(self) -> None:
         if self.warps and self.arrived == self.warps:
             self.arrived = 0
             self.round += 1
+            self.told = {}  # those who wait hold theirs
 
 
 class RegistersWait(Wait):
     """setmaxnreg.inc waits until other warps gave registers back."""
 
     retry = True
+    label = "registers"
 
     def __init__(self, cta: Cta, warp: Warp, wanted: int) -> None:
         self.cta, self.more = cta, (wanted - warp.max_registers) * LANES
 
     def ready(self) -> bool:
-        return self.cta.registers + self.more <= REGISTERS_OF_CTA
+        return self.cta.registers + self.more <= self.cta.pool
 
     def __str__(self) -> str:
-        return f"{self.more} registers, of which {REGISTERS_OF_CTA - self.cta.registers} are free"
+        return f"{self.more} registers, of which {self.cta.pool - self.cta.registers} are free"
 
 
 class Cta:
     """Shared memory, barriers and warps of one block."""
 
-    def __init__(self, machine: Machine, index: int, rank: int, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        index: int,
+        where: tuple[int, int, int],
+        rank: int,
+        cluster: Cluster,
+    ) -> None:
         self.machine, self.index, self.rank, self.cluster = machine, index, rank, cluster
+        self.where = where
+        """Coordinates in the grid."""
         program = machine.program
         self.threads = machine.threads
-        self.shared = Shared(program.layout.static_shared + machine.dynamic_shared)
+        size = program.layout.static_shared + machine.dynamic_shared
+        self.shared = Shared(size, machine.checks, program.grain, machine.names)
         self.barriers: dict[int, MBarrier] = {}
         self._named: dict[int, NamedBarrier] = {}
         self._local: dict[int, Array] = {}
@@ -94,47 +138,77 @@ class Cta:
             Warp(self, i, min(LANES, self.threads - i * LANES), program)
             for i in range(-(-self.threads // LANES))
         ]
-        self.registers = 0
+        self.pool = pool_of(machine.registers, self.threads)
+        """Registers that the launch took for this CTA: setmaxnreg shares them out."""
+        self.registers = self.pool
+        """Of these, what its warps have now."""
+        self._budgets: dict[int, list[tuple[int, int]]] = {}
         for warp in self.warps:
             self._start(warp)
         cluster.warps += len(self.warps)
 
     def _start(self, warp: Warp) -> None:
         """Special registers, and the registers that a launch gives each thread."""
-        warp.max_registers = min(255, REGISTERS_OF_CTA // max(self.threads, 1) // 8 * 8)
-        self.registers += warp.max_registers * LANES
+        warp.max_registers = self.pool // (len(self.warps) * LANES)
+        known = self._special(warp)
+        for name, place in self.machine.program.binder.special.items():
+            if name not in known:
+                raise Finding(Kind.LAUNCH, f"special register {name} is not modelled")
+            value = known[name]
+            warp.registers[place] = np.broadcast_to(np.uint32(value), LANES).copy()
+
+    def _special(self, warp: Warp) -> dict[str, Any]:
         lane = np.arange(LANES, dtype=np.uint32)
-        x, y, _ = self.machine.block
+        machine, one = self.machine, np.uint32(1)
+        x, y, _ = machine.block
         thread = lane + np.uint32(warp.index * LANES)
-        grid = self.machine.grid
-        where = (
-            self.index % grid[0],
-            self.index // grid[0] % grid[1],
-            self.index // grid[0] // grid[1],
-        )
+        static = machine.program.layout.static_shared
         known: dict[str, Any] = {
             "%laneid": lane,
             "%warpid": warp.index,
+            "%nwarpid": len(self.warps),
             "%tid.x": thread % x,
             "%tid.y": thread // x % y,
             "%tid.z": thread // (x * y),
             "%cluster_ctarank": self.rank,
-            "%cluster_nctarank": len(self.cluster) or self.machine.cluster,
-            "%lanemask_lt": (np.uint32(1) << lane) - np.uint32(1),
+            "%cluster_nctarank": machine.ctas_of_cluster,
+            "%is_explicit_cluster": int(machine.ctas_of_cluster > 1),
+            "%smid": self.index % SMS,
+            "%nsmid": SMS,
+            "%gridid": 1,
+            "%dynamic_smem_size": machine.dynamic_shared,
+            "%total_smem_size": static + machine.dynamic_shared,
+            "%lanemask_eq": one << lane,
+            "%lanemask_lt": (one << lane) - one,
+            "%lanemask_le": (one << lane) - one | one << lane,
+            "%lanemask_ge": ~((one << lane) - one),
+            "%lanemask_gt": ~((one << lane) - one | one << lane),
         }
         for axis, name in enumerate("xyz"):
-            known[f"%ctaid.{name}"] = where[axis]
-            known[f"%nctaid.{name}"] = grid[axis]
-            known[f"%ntid.{name}"] = self.machine.block[axis]
-        for name, place in self.machine.program.binder.special.items():
-            if name not in known:
-                raise Finding(Kind.LAUNCH, f"special register {name} is not modelled")
-            warp.registers[place] = np.broadcast_to(np.uint32(known[name]), LANES).copy()
+            size = machine.cluster[axis]
+            known[f"%ctaid.{name}"] = self.where[axis]
+            known[f"%nctaid.{name}"] = machine.grid[axis]
+            known[f"%ntid.{name}"] = machine.block[axis]
+            known[f"%cluster_ctaid.{name}"] = self.where[axis] % size
+            known[f"%cluster_nctaid.{name}"] = size
+            known[f"%clusterid.{name}"] = self.where[axis] // size
+            known[f"%nclusterid.{name}"] = machine.grid[axis] // size
+        return known
+
+    def live_threads(self) -> int:
+        """Of warps that did not end, whole warps counted."""
+        return LANES * sum(not warp.done for warp in self.warps)
+
+    def leave(self, warp: Warp) -> None:
+        """A warp ended."""
+        self.cluster.leave(warp)
+        for barrier in self._named.values():
+            barrier.leave()
 
     def named(self, number: int) -> NamedBarrier:
         if not 0 <= number < 16:
             raise Finding(Kind.BARRIER, f"barrier {number}, expected 0 to 15")
-        return self._named.setdefault(number, NamedBarrier(number))
+        return self._named.setdefault(number, NamedBarrier(number, self))
 
     def peer(self, rank: int) -> Cta:
         """Another CTA of the cluster."""
@@ -174,13 +248,36 @@ class Cta:
     def barrier_span(self) -> tuple[int, int]:
         return min(self.barriers), max(self.barriers)
 
-    def change_registers(self, warp: Warp, wanted: int) -> Wait | None:
+    def change_registers(self, warp: Warp, wanted: int, line: int) -> Wait | None:
+        """Give the warp another budget; a wait until its warps leave enough for that."""
         wait = RegistersWait(self, warp, wanted)
+        others = (len(self.warps) - 1) * LANES * LEAST_REGISTERS
+        if wanted * LANES + others > self.pool:
+            raise Finding(
+                Kind.REGISTERS,
+                f"{wanted} registers a thread: with at least {LEAST_REGISTERS} of the others these "
+                f"are more than the {self.pool} that the launch took for the CTA",
+            )
         if not wait.ready():
             return wait
+        self._check_budget(warp, wanted, line)
         self.registers += wait.more
         warp.max_registers = wanted
         return None
+
+    def _check_budget(self, warp: Warp, wanted: int, line: int) -> None:
+        """Raise a finding if the warp's warpgroup changes budgets by another instruction."""
+        budgets = self._budgets.setdefault(warp.index // GROUP_WARPS, [])
+        if warp.budgets == len(budgets):
+            budgets.append((line, wanted))
+        first = budgets[warp.budgets]
+        if first != (line, wanted):
+            raise Finding(
+                Kind.DIVERGENCE,
+                f"warp {warp.index} asks for {wanted} registers, others of its warpgroup at PTX "
+                f"line {first[0]} for {first[1]}",
+            )
+        warp.budgets += 1
 
 
 class Machine:
@@ -194,34 +291,64 @@ class Machine:
         *,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
-        cluster: int,
+        cluster: tuple[int, int, int],
         dynamic_shared: int,
         maps: dict[int, Any],
+        checks: Checks,
+        names: Sequence[tuple[int, str]] = (),
     ) -> None:
         self.program, self.memory = program, memory
+        self.checks, self.names = checks, names
         self.params, self.maps = params, maps
         self.grid, self.block, self.cluster = grid, block, cluster
-        self.threads = block[0] * block[1] * block[2]
+        self.ctas_of_cluster = math.prod(cluster)
+        self.threads = math.prod(block)
         self.dynamic_shared = dynamic_shared
-        self.ctas: list[Cta] = []
+        self.registers = launch_registers(program, self.threads)
+        """Of each thread at the start."""
+        self.instructions: Counter[int] = Counter()
+        """Of warps that ended, by their number in their CTA."""
+        self.executed = [0] * len(program.steps)
+        """How often warps came to each step; of a run, to its first."""
         self.operations: list[Operation] = []
         self.progress = 0
         """Counts what a spinning thread could be waiting for."""
         self.surrender = 0
         """Counts how often waits with a time limit gave up."""
+        self.clock = 0
+        """What threads read of it last."""
         self.eager = True
+        self.recorder: Recorder | None = None
+
+    def begin(self, operation: Operation) -> None:
+        """Put something asynchronous into the queue."""
+        self.operations.append(operation)
+        if self.recorder is not None:
+            self.recorder.issued(operation)
 
     def issue(self, operation: Operation) -> None:
-        """Begin something asynchronous."""
+        """Begin something asynchronous; in the eager schedule it is done at once."""
+        self.begin(operation)
         if self.eager and operation.eligible():
+            self.operations.remove(operation)
             operation.complete()
             self.progress += 1
-        else:
-            self.operations.append(operation)
 
-    def start_cluster(self, first: int) -> None:
-        cluster = Cluster()
-        for rank in range(self.cluster):
-            cta = Cta(self, first + rank, rank, cluster)
-            cluster.append(cta)
-            self.ctas.append(cta)
+    def start_cluster(self, number: int) -> list[Cta]:
+        """The CTAs of the grid's cluster of that number."""
+        sizes, cluster = self.cluster, Cluster(Order() if self.checks.order else None)
+        across = [extent // size for extent, size in zip(self.grid, sizes, strict=True)]
+        first = _coordinates(number, across)
+        for rank in range(self.ctas_of_cluster):
+            within = _coordinates(rank, sizes)
+            x, y, z = (
+                at * size + inner for at, size, inner in zip(first, sizes, within, strict=True)
+            )
+            index = (z * self.grid[1] + y) * self.grid[0] + x
+            cluster.append(Cta(self, index, (x, y, z), rank, cluster))
+        return list(cluster)
+
+
+def _coordinates(number: int, sizes: Sequence[int]) -> tuple[int, int, int]:
+    """Of the element of that number, the first dimension fastest."""
+    return number % sizes[0], number // sizes[0] % sizes[1], number // sizes[0] // sizes[1]

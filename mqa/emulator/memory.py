@@ -1,20 +1,26 @@
 """Memory: allocations of the host as global memory, and shared, local, parameter and constant.
 
 Every byte belongs to a buffer with exact bounds. Shared memory also keeps, for each byte, whether
-it was written and which warp wrote it last without a proxy fence after, and for each 4 bytes how
-many asynchronous operations read and write them now.
+it was written and which warp wrote it last without a proxy fence after, for each 4 bytes how many
+asynchronous operations read and write them now, and who used it last (`mqa.emulator.order`).
 """
 
 from __future__ import annotations
 
 import bisect
 import ctypes
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mqa.emulator.order import Use, Users, View
 from mqa.emulator.reports import Finding, Kind
+
+if TYPE_CHECKING:
+    from mqa.emulator.warp import Warp
 
 Array = npt.NDArray[Any]
 
@@ -60,7 +66,7 @@ class Buffer:
         low, high = int(addresses.min()), int(addresses.max())
         if low < self.start or high + size > self.end:
             bad = low if low < self.start else high
-            raise Finding(Kind.OUT_OF_BOUNDS, f"{what} of {size} bytes {self._relative(bad)}")
+            raise Finding(Kind.OUT_OF_BOUNDS, f"{what} of {size} bytes at {self._relative(bad)}")
         if self.allowed is not None:
             for byte in range(size):
                 inside = self.allowed[addresses - self.start + byte]
@@ -73,7 +79,7 @@ class Buffer:
 
     def _relative(self, address: int) -> str:
         size = self.end - self.start
-        return f"at byte {address - self.start} of {self.name}, which has {size}"
+        return f"byte {address - self.start} of {self.name}, which has {size}"
 
 
 def host_buffer(name: str, address: int, size: int) -> Buffer:
@@ -136,11 +142,39 @@ class Global:
         return buffer.data[first : first + size]
 
 
-class Shared(Buffer):
-    """Shared memory of a CTA."""
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What is reported, of all that a kernel could go on after."""
 
-    def __init__(self, size: int) -> None:
+    any: bool = True
+    """Without, the kernel goes on as it mostly would on hardware."""
+    order: bool = True
+    """Whether accesses are looked at that nothing orders, whenever they happen."""
+    ignored: frozenset[Kind] = frozenset()
+    """What alone is not reported."""
+
+    def look_for(self, kind: Kind) -> bool:
+        return self.any and kind not in self.ignored
+
+
+class Shared(Buffer):
+    """Shared memory of a CTA.
+
+    `names` are those of its parts, by their first address, in order. `grain` is the size of the
+    smallest accesses that a kernel makes.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        checks: Checks,
+        grain: int = 4,
+        names: Sequence[tuple[int, str]] = (),
+    ) -> None:
         size = (size + 15) // 16 * 16
+        self.checks = checks
+        self._names = names
+        self.users = Users(size, grain, self._relative_offset) if checks.order else None
         data = np.full(size, POISON, np.uint8)
         super().__init__("shared memory", data, SHARED_START, SHARED_START + size, SHARED_START)
         self.written = Buffer("", np.zeros(size, np.uint8), 0, size, 0)
@@ -151,22 +185,53 @@ class Shared(Buffer):
         """Of each asynchronous operation: its words, whether it writes, and what it is."""
         self._dirty_pages: dict[int, set[int]] = {}
 
-    def load(self, addresses: Array, size: int, count: int) -> list[Array]:
+    def load(self, addresses: Array, size: int, count: int, by: Warp) -> list[Array]:
         """`count` consecutive elements from each address.
 
         Bytes never written read as poison: compilers load early what they may not use at all.
         """
         self.check(addresses, size * count, "load")
-        first = (addresses - self.start) // size
+        offsets = addresses - self.start
+        first = offsets // size
         view = self._views[size]
-        if self.in_flight:
+        if self.in_flight and self.checks.any:
             self._no_race(self.writing, addresses, "read while it is written", size * count)
+        if self.users is not None and by.view is not None:
+            key, joined = by.current.pc, by.view.joined
+            self.users.read(
+                self.users.of_accesses(offsets, size * count),
+                by.view,
+                lambda number: joined(number, by.where, key),
+                "by a load",
+            )
+        by.unwritten = self.unwritten(addresses, size * count) if self.checks.any else None
         return [view[first + i] for i in range(count)]
 
-    def store(self, addresses: Array, size: int, values: list[Array], warp: int) -> None:
+    def unwritten(self, addresses: Array, size: int) -> Array | None:
+        """Which of these aligned accesses meet bytes that were never written; None if none does."""
+        first = (addresses - self.start) // size
+        if size in (1, 2, 4, 8):
+            bad: Array = self.written.view(size)[first] != (1 << 8 * size) - 1
+        else:
+            bad = (self.written.data.reshape(-1, size)[first] == 0).any(axis=1)
+        return bad if np.count_nonzero(bad) else None
+
+    def spoil(self, addresses: Array, size: int) -> None:
+        """What was stored there came from bytes that were never written."""
+        self.written.data[(addresses - self.start)[:, None] + np.arange(size)] = 0
+
+    def store(self, addresses: Array, size: int, values: list[Array], by: Warp) -> None:
         """Ordinary stores of consecutive elements, by lanes of one warp."""
         self.check(addresses, size * len(values), "store")
-        if self.in_flight:
+        warp = by.index
+        if self.users is not None and by.view is not None:
+            self.users.write(
+                self.users.of_accesses(addresses - self.start, size * len(values)),
+                by.view,
+                by.view.joined(0, by.where, by.current.pc),
+                "by a store",
+            )
+        if self.in_flight and self.checks.any:
             what = "written by a store while it is"
             self._no_race(self.writing, addresses, f"{what} written", size * len(values))
             self._no_race(self.reading, addresses, f"{what} read", size * len(values))
@@ -214,16 +279,30 @@ class Shared(Buffer):
         `proxy`: it does so by the asynchronous proxy. `poison`: it may read what was never written,
         as products do whose columns nobody uses.
         """
-        self._no_clash(words, user, writes=writes)
-        if proxy:
+        if self.checks.any:
+            self._no_clash(words, user, writes=writes)
+        if proxy and self.checks.look_for(Kind.PROXY_FENCE):
             self._fenced(words, writes=writes)
-        if not writes and not poison:
+        if not writes and not poison and self.checks.any:
             written = self.written.view(4)
             if np.count_nonzero(written[words] != 0xFFFFFFFF):
                 raise Finding(Kind.UNWRITTEN, self._first(words, written != 0xFFFFFFFF))
         users = self.writing if writes else self.reading
         users[words] += 1
         self.in_flight.append((words, writes, user))
+
+    def order(self, words: Any, view: View | None, party: int, time: int, user: str) -> None:
+        """Asynchronous reads of these words come after what `view` saw, and end by that time."""
+        if self.users is not None and view is not None:
+            use = Use(party, time, user)
+            index = self.users.of_words(words)
+            self.users.read(index, view, lambda number: view.with_use(number, use), f"by {user}")
+
+    def order_write(self, words: Any, view: View | None, party: int, time: int, user: str) -> None:
+        """The same for writes."""
+        if self.users is not None and view is not None:
+            number = view.order.number(Use(party, time, user))
+            self.users.write(self.users.of_words(words), view, number, f"by {user}")
 
     def release(self, words: Any, *, writes: bool) -> None:
         users = self.writing if writes else self.reading
@@ -269,7 +348,28 @@ class Shared(Buffer):
     def _first(self, words: Any, marks: Array) -> str:
         places = np.arange(len(marks))[words].ravel()
         place = int(places[marks[places] != 0][0])
-        return self._relative(self.start + 4 * place)
+        return self._relative_offset(4 * place)
+
+    def _relative_offset(self, offset: int) -> str:
+        return self._relative(self.start + offset)
+
+    def _relative(self, address: int) -> str:
+        name = self.name_of(address)
+        if not name:
+            return super()._relative(address)
+        return f"{name} (byte {address - self.start} of shared memory)"
+
+    def told(self, address: int) -> str:
+        """An address as reports tell it."""
+        return self._relative(address)
+
+    def name_of(self, address: int) -> str:
+        """The part that an address lies in, and how far; empty where parts have no names."""
+        place = bisect.bisect(self._names, address, key=lambda part: part[0]) - 1
+        if place < 0:
+            return ""
+        start, name = self._names[place]
+        return f"{name} + {address - start}" if address > start else name
 
     def words(self, address: int, size: int) -> slice:
         """Index of the words of a range, for asynchronous operations."""

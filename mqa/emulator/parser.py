@@ -33,6 +33,9 @@ class Register:
     name: str
     type: str
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
@@ -41,6 +44,11 @@ class Immediate:
     float_bits: int = 0
     """Width of a float literal: 32 or 64; 0 for an integer."""
 
+    def __str__(self) -> str:
+        digits = f"{self.value:0{self.float_bits // 4}X}"
+        prefix = {0: "", 32: "0f", 64: "0d"}[self.float_bits]
+        return prefix + digits if prefix else str(self.value)
+
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
@@ -48,10 +56,16 @@ class Symbol:
 
     name: str
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Vector:
     parts: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return f"{{{', '.join(map(str, self.parts))}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +75,18 @@ class Pair:
     first: Operand
     second: Operand
 
+    def __str__(self) -> str:
+        return f"{self.first}|{self.second}"
+
 
 @dataclass(frozen=True, slots=True)
 class Negated:
     """`!p`."""
 
     register: Register
+
+    def __str__(self) -> str:
+        return f"!{self.register}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +96,11 @@ class Address:
     base: Register | Symbol | Immediate
     offset: int = 0
     coordinates: tuple[Operand, ...] = ()
+
+    def __str__(self) -> str:
+        offset = f"{self.offset:+}" if self.offset else ""
+        inner = f", {Vector(self.coordinates)}" if self.coordinates else ""
+        return f"[{self.base}{offset}{inner}]"
 
 
 Operand = Register | Immediate | Symbol | Vector | Pair | Negated | Address
@@ -91,6 +116,8 @@ class Instruction:
     """File number and line of the CUDA source, from `.loc`."""
     target: int = -1
     """Of a branch: index of the instruction it goes to."""
+    callers: tuple[tuple[int, int], ...] = ()
+    """Likewise, where functions are called that were inlined, innermost first."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -152,6 +179,7 @@ class _Scope:
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
+_MOST_CALLERS = 16
 _LINE_DIRECTIVES = {"version", "target", "address_size", "file", "loc", "maxntid", "reqntid"}
 _LINE_DIRECTIVES |= {"minnctapersm", "maxnreg", "explicitcluster", "reqnctapercluster"}
 _LINE_DIRECTIVES |= {"maxclusterrank"}
@@ -161,10 +189,12 @@ _VARIABLE = re.compile(
     r"(?P<rest>[^=]*)(?:=(?P<initial>.*))?\Z",
     re.DOTALL,
 )
-_NAME_AND_SIZE = re.compile(r"([\w$%]+)\s*((?:\[\s*\d*\s*\]\s*)*)\Z")
+_NAME_AND_SIZE = re.compile(r"(?<![.\w$%])([\w$%]+)\s*((?:\[\s*\d*\s*\]\s*)*)\Z")
+_NAME = re.compile(r"[\w$%]+\Z")
 _RANGE = re.compile(r"(.*?)<(\d+)>\Z")
 _NUMBERED = re.compile(r"(.*?)(\d+)\Z")
 _FLOAT = re.compile(r"0[fF]([0-9a-fA-F]{8})\Z|0[dD]([0-9a-fA-F]{16})\Z")
+_DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][+-]?\d+)?\Z")
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?\Z")
 _OFFSET = re.compile(r"(.+?)\s*\+\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))\Z|(.+?)\s*-\s*(\d+)\Z")
 
@@ -184,6 +214,9 @@ class _Parser:
         self.entry: Entry | None = None
         self.scope: _Scope | None = None
         self.source: tuple[int, int] | None = None
+        self.callers: tuple[tuple[int, int], ...] = ()
+        self.called_at: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        """Of the lines seen last: where the function is called that they are in."""
         self.branches: list[tuple[Instruction, _Scope]] = []
 
     def run(self) -> Module:
@@ -250,8 +283,7 @@ class _Parser:
 
     def _resolve_branches(self) -> None:
         for instruction, scope in self.branches:
-            operand = instruction.operands[0]
-            name = operand.name if isinstance(operand, Symbol) else str(operand)
+            name = ", ".join(map(str, instruction.operands))
             place = next((s.labels[name] for s in scope.chain() if name in s.labels), None)
             if place is None:
                 raise PtxError(f"PTX line {instruction.line}: label {name} is not defined")
@@ -264,7 +296,11 @@ class _Parser:
         if word in _LINE_DIRECTIVES:
             found = self.text.find("\n", self.at)
             end = len(self.text) if found < 0 else found
-            self._line_directive(word, self.text[self.at : end])
+            text = self.text[self.at : end]
+            try:
+                self._line_directive(word, text)
+            except (IndexError, ValueError):
+                self._fail(f"{text.strip()!r} is malformed")
             self.at = end
         elif word == "section":
             self._take("}")
@@ -276,28 +312,44 @@ class _Parser:
             self._declaration()
 
     def _line_directive(self, word: str, text: str) -> None:
-        if word == "target":
+        if word == "version":
+            float(text.split()[1])
+        elif word == "target":
             self.module.target = text.split()[1].rstrip(",")
         elif word == "file":
             number, path = text.split(maxsplit=2)[1:]
             self.module.files[int(number)] = path.split('"')[1]
         elif word == "loc":
-            numbers = text.split()[1:3]
-            self.source = (int(numbers[0]), int(numbers[1]))
+            self._source_line(text)
         elif word in _LAUNCH_DIRECTIVES and self.entry is not None:
-            self.entry.directives[word] = tuple(map(int, re.findall(r"\d+", text)))
+            self.entry.directives[word] = tuple(
+                int(x) for x in text.split(maxsplit=1)[1].split(",")
+            )
+
+    def _source_line(self, text: str) -> None:
+        """Where a function is inlined, the line of the call is told too, and that one before."""
+        place, _, call = text.partition("inlined_at")
+        file, line = map(int, place.split()[1:3])
+        self.callers = ()
+        if call:
+            at = int(call.split()[0]), int(call.split()[1])
+            self.callers = (at, *self.called_at.get(at, ()))[:_MOST_CALLERS]
+        self.source = (file, line)
+        self.called_at[file, line] = self.callers
 
     def _registers(self, text: str) -> None:
         if self.scope is None:
             self._fail(".reg outside an entry")
             return
-        _, kind, names = text.split(maxsplit=2)
-        for name in names.split(","):
-            ranged = _RANGE.match(name.strip())
+        _, kind, names = (*text.split(maxsplit=2), "", "")[:3]
+        for name in (part.strip() for part in names.split(",")):
+            ranged = _RANGE.match(name)
+            if kind[1:] not in BYTES or not _NAME.match(ranged[1].strip() if ranged else name):
+                self._fail(f"{text.strip()!r} declares no registers known")
             if ranged:
                 self.scope.ranges[ranged[1].strip()] = (int(ranged[2]), kind[1:])
             else:
-                self.scope.declared[name.strip()] = kind[1:]
+                self.scope.declared[name] = kind[1:]
 
     def _declaration(self) -> None:
         head = re.compile(r"(?:\.(?:visible|weak|extern)\s+)*\.(entry|func)\b")
@@ -306,12 +358,20 @@ class _Parser:
             self._variable(self._take(";"))
             return
         if found[1] == "func":
-            self._fail(".func: functions that are called are not modelled")
+            self._function()
+            return
         self.at = found.end()
         name = self._take("(").strip()
         params = [self._described(text) for text in self._take(")").split(",") if text.strip()]
         self.entry = Entry(name, tuple(params))
         self.module.entries[name] = self.entry
+
+    def _function(self) -> None:
+        """One that is declared elsewhere. Calls of it say whether it is modelled."""
+        found = self.text.find("{", self.at)
+        declared = self._take(";")
+        if not declared.startswith(".extern") or 0 <= found < self.at:
+            self._fail(".func: functions that are called are not modelled")
 
     def _variable(self, text: str) -> None:
         data = self._described(text)
@@ -325,7 +385,12 @@ class _Parser:
         kind = next((word[1:] for word in rest if word[1:] in BYTES), None)
         if found is None or named is None or kind is None:
             raise PtxError(f"PTX line {self._line()}: {text.strip()!r} is no declaration known")
-        align = int(rest[rest.index(".align") + 1]) if ".align" in rest else BYTES[kind]
+        align = BYTES[kind]
+        if ".align" in rest:
+            given = (*rest, "")[rest.index(".align") + 1]
+            if not given.isdigit():
+                raise PtxError(f"PTX line {self._line()}: {text.strip()!r} has no alignment known")
+            align = int(given)
         size = BYTES[kind]
         for extent in re.findall(r"\[\s*(\d*)\s*\]", named[2]):
             size *= int(extent or 0)
@@ -346,14 +411,19 @@ class _Parser:
             parsed = tuple(self._operand(part) for part in _split(operands))
         except PtxError as error:
             raise PtxError(f"PTX line {line}: {error}") from None
-        instruction = Instruction(opcode, parsed, predicate, line, self.source)
+        instruction = Instruction(
+            opcode, parsed, predicate, line, self.source, callers=self.callers
+        )
         if instruction.parts[0] == "bra":
             self.branches.append((instruction, self.scope))
         self.entry.instructions.append(instruction)
 
     def _operand(self, text: str) -> Operand:
         text = text.strip()
-        if text.startswith("{"):
+        closing = {"{": "}", "(": ")", "[": "]"}.get(text[:1], "")
+        if not text.endswith(closing):
+            raise PtxError(f"{text!r} is not closed")
+        if text.startswith(("{", "(")):
             return Vector(tuple(self._operand(part) for part in _split(text[1:-1])))
         if text.startswith("["):
             return self._address(text[1:-1].strip())
@@ -362,7 +432,7 @@ class _Parser:
             if not isinstance(register, Register):
                 raise PtxError(f"{text!r} negates what is no register")
             return Negated(register)
-        if "|" in text:
+        if text.count("|") == 1:
             first, second = text.split("|")
             return Pair(self._operand(first), self._operand(second))
         return _literal(text) or self._register(text) or Symbol(text)
@@ -399,7 +469,7 @@ class _Parser:
                 self.entry.registers.append(register)
                 scope.known[name] = register
                 return register
-        if name.startswith("%") and _NUMBERED.match(name):
+        if name.startswith("%") and _NUMBERED.match(name) and name != "%clock64":
             raise PtxError(f"register {name} is not declared")
         return None
 
@@ -434,6 +504,8 @@ def _literal(text: str) -> Immediate | None:
         return Immediate(int(found[1] or found[2], 16), 32 if found[1] else 64)
     if _INTEGER.match(text):
         return Immediate(int(text.rstrip("U"), 0))
+    if _DECIMAL.match(text):
+        return Immediate(int.from_bytes(struct.pack("<d", float(text)), "little"), 64)
     return None
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mqa.emulator import alu
+from mqa.emulator import alu, batches, clocks, grammar
 from mqa.emulator.alu import ALU, Binder, Function, Registers, fail
+from mqa.emulator.batches import Batched
 from mqa.emulator.memory import CONST_START, PARAM_START, SHARED_START
 from mqa.emulator.parser import (
+    BYTES,
     Address,
     Data,
     Entry,
@@ -31,23 +33,37 @@ from mqa.emulator.parser import (
     Vector,
 )
 
+from mqa.emulator.warp import merged
+
 if TYPE_CHECKING:
     from mqa.emulator.warp import Wait, Warp
 
 Effect = Callable[["Warp", int], "Wait | None"]
 EFFECTS: dict[str, Callable[[Binder, Instruction], Effect]] = {}
 """By the start of an opcode; the longest that fits counts."""
+CARRIES: dict[str, tuple[int, ...]] = {}
+"""Numbers of the operands that decide nothing: the effect carries them elsewhere."""
 
 
-def effect(*names: str) -> Callable[[Any], Any]:
+def effect(*names: str, carries: tuple[int, ...] = ()) -> Callable[[Any], Any]:
     """Register the binder of opcodes that begin so."""
 
     def register(function: Any) -> Any:
         for name in names:
             EFFECTS[name] = function
+            CARRIES[name] = carries
         return function
 
     return register
+
+
+def key_of(opcode: str) -> str | None:
+    """The name under which an opcode is known, of `ALU`, `EFFECTS` or `Program.CONTROL`."""
+    parts = opcode.split(".")
+    if parts[0] in Program.CONTROL or parts[0] in ALU:
+        return parts[0]
+    starts = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((start for start in starts if start in EFFECTS), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +74,20 @@ class Step:
     predicate: tuple[int, bool] | None
     target: int = -1
     exits: bool = False
+
+
+class Run(NamedTuple):
+    """Instructions that touch registers alone."""
+
+    functions: tuple[Function, ...]
+    dests: tuple[tuple[int, ...], ...]
+    """Registers that each writes."""
+    end: int
+    """The instruction after."""
+    batched: Batched | None
+    """All of them at once, for whole warps."""
+    touched: frozenset[int]
+    """Registers that they read or write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +138,26 @@ def _lay_out(module: Module, entry: Entry) -> Layout:
 class Program:
     """An entry, ready to be executed by warps."""
 
+    CONTROL = ("bra", "ret", "exit")
+    """Opcodes that change where a warp goes on, and nothing else."""
+
     def __init__(self, module: Module, entry: Entry) -> None:
         # They register what they bind.
-        from mqa.emulator import engines, memory_access, sync, wgmma  # noqa: F401
+        from mqa.emulator import engines, memory_access, reductions, sync, wgmma  # noqa: F401
 
         self.module, self.entry = module, entry
         self.layout = _lay_out(module, entry)
         self.binder = Binder(entry.registers, self.layout.symbols)
         self.instructions = entry.instructions
         self.sources = [_registers_of(i) for i in self.instructions]
+        self.grain = min((4, *(_shared_bytes(i) for i in self.instructions)))
+        """Bytes of the smallest access that may be one of shared memory."""
         self.steps: list[Any] = []
-        self.runs: dict[int, tuple[tuple[Function, ...], tuple[tuple[int, ...], ...], int]] = {}
-        for instruction in self.instructions:
-            self.steps.append(self._bind(instruction))
+        self.deciding: dict[int, tuple[tuple[Register, ...], tuple[Register, ...]]] = {}
+        """The predicate of an instruction that is no arithmetic, and operands that decide."""
+        self.runs: dict[int, Run] = {}
+        for i, instruction in enumerate(self.instructions):
+            self.steps.append(self._bind(i, instruction))
         self.steps.append(Step(_nothing, None, exits=True))
         self._join_runs()
 
@@ -129,32 +166,59 @@ class Program:
         if index >= len(self.instructions):
             return 0, "end", ""
         at = self.instructions[index]
-        file, line = at.source or (0, 0)
-        source = f"{self.module.files[file]}:{line}" if file in self.module.files else ""
-        return at.line, at.opcode, source
+        return at.line, at.opcode, self._source(at.source or (0, 0))
 
-    def _bind(self, at: Instruction) -> Step | Function:
-        predicate = self._predicate(at)
-        base = at.parts[0]
-        if base == "bra":
+    def callers(self, index: int) -> tuple[str, ...]:
+        """Source lines that call the functions that an instruction is in, innermost first."""
+        if index >= len(self.instructions):
+            return ()
+        return tuple(map(self._source, self.instructions[index].callers))
+
+    def told(self, index: int) -> str:
+        """An instruction as reports tell it, with the names of files alone."""
+        line, opcode, source = self.place(index)
+        sources = [name.rpartition("/")[2] for name in (source, *self.callers(index)) if name]
+        return f"{opcode} at PTX line {line}" + "".join(f", {name}" for name in sources[:3])
+
+    def _source(self, place: tuple[int, int]) -> str:
+        file, line = place
+        return f"{self.module.files[file]}:{line}" if file in self.module.files else ""
+
+    def _bind(self, index: int, at: Instruction) -> Step | Function:
+        key, predicate = key_of(at.opcode), self._predicate(at)
+        if key is None:
+            fail(at, "this instruction is not modelled")
+        grammar.check(at, key)
+        carried = CARRIES.get(key, ())
+        self.deciding[index] = _guard(at), _registers_of(at, carried) if key in EFFECTS else ()
+        try:
+            return self._bind_known(at, key, predicate)
+        except IndexError:
+            fail(at, f"{len(at.operands)} operands are too few")
+        except KeyError as error:
+            fail(at, f"expected another modifier than {error}")
+
+    def _bind_known(
+        self, at: Instruction, key: str, predicate: tuple[int, bool] | None
+    ) -> Step | Function:
+        if key == "bra":
             return Step(_nothing, predicate, target=at.target)
-        if base in ("ret", "exit"):
+        if key in self.CONTROL:
             return Step(_nothing, predicate, exits=True)
-        if base in ALU:
-            function = ALU[base](self.binder, at)
+        if clocks.reads_clock(at):
+            return Step(clocks.clock(self.binder, at), predicate)
+        if key in ALU:
+            function = ALU[key](self.binder, at)
             return function if predicate is None else self._guarded(at, function, predicate)
-        parts = at.opcode.split(".")
-        for length in range(len(parts), 0, -1):
-            found = EFFECTS.get(".".join(parts[:length]))
-            if found is not None:
-                return Step(found(self.binder, at), predicate)
-        fail(at, "this instruction is not modelled")
+        return Step(EFFECTS[key](self.binder, at), predicate)
 
     def _predicate(self, at: Instruction) -> tuple[int, bool] | None:
         if at.predicate is None:
             return None
         negated = isinstance(at.predicate, Negated)
         register = at.predicate.register if isinstance(at.predicate, Negated) else at.predicate
+        if register.type != "pred":
+            fail(at, f"register {register.name} is declared .{register.type}, no predicate")
         return register.index, negated
 
     def _guarded(
@@ -168,7 +232,7 @@ class Program:
             before = [values[place] for place in places]
             function(values)
             for place, old in zip(places, before, strict=True):
-                values[place] = np.where(which, values[place], old)
+                values[place] = merged(which, values[place], old)
 
         return run
 
@@ -185,17 +249,50 @@ class Program:
                 if end in self.entry.starts:
                     break
                 end += 1
-            dests = tuple(_dests(at) for at in self.instructions[start:end])
-            self.runs[start] = (tuple(self.steps[start:end]), dests, end)
+            self.runs[start] = self._run(start, end)
             start = end
+
+    def divide(self, place: int) -> int:
+        """Let a run end before an instruction, where another one begins; where it began."""
+        start = max(first for first in self.runs if first <= place)
+        end = self.runs[start].end
+        self.runs[start], self.runs[place] = self._run(start, place), self._run(place, end)
+        return start
+
+    def _run(self, start: int, end: int) -> Run:
+        dests = tuple(_dests(at) for at in self.instructions[start:end])
+        parts, touched = [], set[int]()
+        for place, writes in zip(range(start, end), dests, strict=True):
+            predicate = self._predicate(self.instructions[place])
+            reads = [register.index for register in self.sources[place]]
+            if predicate is not None:
+                reads += [predicate[0], *writes]
+            parts.append(batches.Instruction(self.steps[place], tuple(reads), writes))
+            touched.update(reads, writes)
+        functions = tuple(self.steps[start:end])
+        return Run(functions, dests, end, batches.batched(parts), frozenset(touched))
 
 
 def _nothing(warp: Warp, mask: int) -> None:
     return None
 
 
-def _registers_of(at: Instruction) -> tuple[Register, ...]:
-    """All that an instruction names but what it only writes."""
+def _guard(at: Instruction) -> tuple[Register, ...]:
+    if at.predicate is None:
+        return ()
+    return (at.predicate.register if isinstance(at.predicate, Negated) else at.predicate,)
+
+
+def _shared_bytes(at: Instruction) -> int:
+    """Bytes of each element of an access that may be one of shared memory, else many."""
+    if at.parts[0] not in ("ld", "st", "atom", "red"):
+        return 16
+    spaces = {"global", "local", "param", "const"}.intersection(at.parts)
+    return BYTES.get(at.parts[-1], 16) if not spaces else 16
+
+
+def _registers_of(at: Instruction, without: tuple[int, ...] = ()) -> tuple[Register, ...]:
+    """All that an instruction names but what it only writes, and these operands."""
     found: list[Register] = []
 
     def visit(operand: Operand) -> None:
@@ -211,8 +308,9 @@ def _registers_of(at: Instruction) -> tuple[Register, ...]:
             for part in operand.coordinates:
                 visit(part)
 
+    reads_first = at.parts[0] in ("bar", "barrier") and "red" not in at.parts
     for i, operand in enumerate(at.operands):
-        if i > 0 or isinstance(operand, Address):
+        if (i > 0 or reads_first or isinstance(operand, Address)) and i not in without:
             visit(operand)
     return tuple(found)
 

@@ -11,8 +11,8 @@ class Kind(enum.Enum):
 
     OUT_OF_BOUNDS = "access out of bounds"
     MISALIGNED = "misaligned access"
-    UNWRITTEN = "copy of shared memory that was never written"
-    RACE = "access to shared memory that an asynchronous operation still uses"
+    UNWRITTEN = "use of shared memory that was never written"
+    RACE = "accesses to shared memory that nothing orders"
     PROXY_FENCE = "asynchronous access to bytes written without a proxy fence after"
     PENDING_REGISTER = "use of a register that an asynchronous operation still owns"
     PRODUCT_FENCE = "matrix product without wgmma.fence since registers were given back"
@@ -22,6 +22,7 @@ class Kind(enum.Enum):
     REGISTERS = "illegal budget of registers"
     DESCRIPTOR = "illegal descriptor"
     LAUNCH = "illegal launch"
+    TRAP = "trap, or an assertion of the kernel that does not hold"
     STEPS = "too many steps"
 
 
@@ -39,6 +40,8 @@ class Report:
     cta: int = -1
     schedule: str = ""
     seed: int = 0
+    callers: tuple[str, ...] = ()
+    """Where the functions that this line is in are called, innermost first."""
 
     def __str__(self) -> str:
         lines = [f"{self.kind.value}: {self.message}"]
@@ -46,6 +49,7 @@ class Report:
             lines.append(f"  at PTX line {self.ptx_line}: {self.instruction}")
         if self.source:
             lines.append(f"  from {self.source}")
+        lines += [f"  called at {caller}" for caller in self.callers]
         if self.warp >= 0:
             lines.append(f"  by warp {self.warp} of CTA {self.cta}")
         lines.append(f"  seen with schedule={self.schedule!r}, seed={self.seed}")

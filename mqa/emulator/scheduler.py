@@ -10,19 +10,20 @@ The same seed gives the same run.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 
-from mqa.emulator.machine import Machine, Operation
-from mqa.emulator.reports import EmulationError, Finding, Kind, Report
+from mqa.emulator.device import resident_ctas
+from mqa.emulator.machine import Machine, Operation, RegistersWait
 from mqa.emulator.sync import PhaseWait
+from mqa.emulator.reports import EmulationError, Finding, Kind, Report
 from mqa.emulator.warp import Warp
 
 SCHEDULES = ("eager", "lazy", "random", "hunt")
-RESIDENT_CTAS = 132
-"""CTAs that run at a time: those of an H200 with one on each SM."""
 MOST_STEPS = 1 << 26
-_LONG = 1 << 16
+_LONG = 1 << 11
+"""Steps of a turn: one that spins takes them all."""
 _CHANGES = 8
 """Priority changes of a hunt, spread over about as many steps as it may take."""
 
@@ -40,38 +41,41 @@ class Scheduler:
         self.priorities: dict[Warp, float] = {}
         self.running: Warp | None = None
         machine.eager = schedule == "eager"
-        self.next_cta = 0
+        self.next_cluster = 0
+        self.clusters = math.prod(machine.grid) // machine.ctas_of_cluster
+        layout = machine.program.layout
+        shared = layout.static_shared + machine.dynamic_shared
+        self.resident = resident_ctas(machine.program, machine.threads, shared)
         self.stuck_at = -1
         self.lowest = 0.0
         self.changes = sorted(int(2 ** self.random.uniform(4, 14)) for _ in range(_CHANGES))
 
     def run(self) -> None:
         """To the end of the grid. Raises EmulationError with the first finding."""
-        grid = self.machine.grid
-        total = grid[0] * grid[1] * grid[2]
         try:
-            self._start_ctas(total)
+            self._start_clusters()
             while self.warps:
                 self._turn()
-                self._start_ctas(total)
+                if self.next_cluster < self.clusters:
+                    self._start_clusters()
             for operation in list(self.machine.operations):
                 self._complete(operation)
         except Finding as finding:
             raise EmulationError(self._report(finding)) from finding
 
-    def _start_ctas(self, total: int) -> None:
+    def _start_clusters(self) -> None:
         """As many as are resident at a time."""
-        size = self.machine.cluster
-        while self.next_cta < total:
-            running = len({warp.cta.index for warp in self.warps}) if self.warps else 0
-            if running and running + size > RESIDENT_CTAS:
+        running = len({warp.cta.index for warp in self.warps})
+        while self.next_cluster < self.clusters:
+            if running and running + self.machine.ctas_of_cluster > self.resident:
                 return
-            self.machine.start_cluster(self.next_cta)
-            for cta in self.machine.ctas[-size:]:
+            started = self.machine.start_cluster(self.next_cluster)
+            for cta in started:
                 self.warps += cta.warps
                 for warp in cta.warps:
                     self.priorities[warp] = self.random.random()
-            self.next_cta += size
+            self.next_cluster += 1
+            running += len(started)
 
     def _turn(self) -> None:
         """One choice of the mode."""
@@ -136,7 +140,9 @@ class Scheduler:
         self.steps += steps
         if warp.done:
             self.warps.remove(warp)
-            warp.cta.cluster.leave()
+            del self.priorities[warp]
+            self.machine.instructions[warp.index] += warp.counts
+            warp.cta.leave(warp)
             self.steps += 1
         return steps
 
@@ -166,23 +172,25 @@ class Scheduler:
             self.stuck_at = self.machine.progress
             self.machine.surrender += 1
             return
+        kind = Kind.DEADLOCK
+        if any(isinstance(wait, RegistersWait) for wait in waits):
+            kind = Kind.REGISTERS
         told = [
             f"warp {warp.index} of CTA {warp.cta.index} "
-            f"({self._where(warp, fragment.pc)}) waits for {fragment.wait}"
+            f"({warp.program.told(fragment.pc)}) waits for {fragment.wait}"
             for warp in self.warps
             for fragment in warp.fragments
         ]
-        raise Finding(Kind.DEADLOCK, "; ".join(told[:40]))
-
-    def _where(self, warp: Warp, pc: int) -> str:
-        line, opcode, source = warp.program.place(pc)
-        return f"{opcode} at PTX line {line}" + (f", {source}" if source else "")
+        # Nobody is at fault alone.
+        self.running = None
+        raise Finding(kind, "; ".join(told[:40]))
 
     def _report(self, finding: Finding) -> Report:
         schedule, seed = self.schedule, self.seed
         warp = self.running
-        if warp is None or finding.kind is Kind.DEADLOCK:
+        if warp is None:
             return Report(finding.kind, finding.message, schedule=schedule, seed=seed)
         line, opcode, source = warp.program.place(warp.current.pc)
         place = (line, opcode, source, warp.index, warp.cta.index)
-        return Report(finding.kind, finding.message, *place, schedule, seed)
+        callers = warp.program.callers(warp.current.pc)
+        return Report(finding.kind, finding.message, *place, schedule, seed, callers)

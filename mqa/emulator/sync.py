@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from mqa.emulator import taint
 from mqa.emulator.alu import DTYPES, LANES, Binder, fail
 from mqa.emulator.floats import Array
-from mqa.emulator.memory import RANK_SHIFT
+from mqa.emulator.memory import RANK_SHIFT, WINDOWS
+from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Instruction, Operand, Pair, Symbol
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
+from mqa.emulator.taint import Taint
 from mqa.emulator.warp import FULL, Wait, lanes, mask_of
 
 if TYPE_CHECKING:
@@ -20,26 +24,50 @@ if TYPE_CHECKING:
     from mqa.emulator.warp import Warp
 
 MOST_ARRIVALS = (1 << 20) - 1
+GROUP_WARPS = 4
+"""Warps of a warpgroup."""
+_PENDING_BITS = 20
+"""Of a state that an arrival returns; the phase stands above."""
+_OWN = {"shared", "shared::cta", "b64"}
+_ANY = {*_OWN, "shared::cluster"}
+_SCOPES = {"cta", "cluster"}
 
 
 class MBarrier:
     """An mbarrier object: phase, arrivals and bytes still to come."""
 
-    def __init__(self, cta: Cta, address: int, count: int) -> None:
-        self.cta, self.address = cta, address
+    def __init__(self, warp: Warp, address: int, count: int) -> None:
+        self.cta, self.address = warp.cta, address
         self.expected = self.pending = count
         self.phase = self.bytes = 0
         self.known_to_engines = False
         """Whether a fence followed the initialisation."""
+        view = warp.view
+        self.party = view.order.new_party() if view else 0
+        self.made = view.joined(0, warp.where, warp.current.pc) if view else 0
+        self.known: Seen = {}
+        """What those know that waited for the last phase that is over."""
+        self.told: Seen = {}
+        """What arrivals of this phase told."""
+        self._made_at = warp.place()
 
     def __str__(self) -> str:
-        return f"mbarrier at shared address {self.address:#x} of CTA {self.cta.index}"
+        name = self.cta.shared.name_of(self.address)
+        made = "" if name else f", initialised at {self._made_at}"
+        return (
+            f"mbarrier {name}{' ' if name else ''}at shared address {self.address:#x} of CTA "
+            f"{self.cta.index}{made}"
+        )
 
     def state(self) -> str:
         return (
             f"phase {self.phase}, {self.pending} of {self.expected} arrivals and "
             f"{self.bytes} bytes to come"
         )
+
+    def token(self) -> int:
+        """What an arrival returns: the phase and the arrivals to come before it."""
+        return self.phase << _PENDING_BITS | self.pending
 
     def done(self, parity: int) -> bool:
         """Whether the phase of that parity is over, as far as one bit tells."""
@@ -49,10 +77,15 @@ class MBarrier:
         self.bytes += size
         self._check_bytes()
 
-    def arrive(self, count: int = 1) -> None:
-        if count > self.pending:
+    def arrive(self, count: int = 1, *, drop: bool = False, completes: bool = True) -> None:
+        """`drop`: later phases expect as many fewer. Unless `completes`, the phase must not end."""
+        if not 1 <= count <= self.pending:
             raise Finding(Kind.BARRIER, f"{count} arrivals at {self}, which is in {self.state()}")
         self.pending -= count
+        if drop:
+            self.expected -= count
+        if not completes and self.pending == 0 and self.bytes == 0:
+            raise Finding(Kind.BARRIER, f"an arrival with .noComplete ends a phase of {self}")
         self._complete()
 
     def deliver(self, size: int) -> None:
@@ -69,59 +102,128 @@ class MBarrier:
         if self.pending == 0 and self.bytes == 0:
             self.phase += 1
             self.pending = self.expected
-            self.cta.machine.progress += 1
+            machine = self.cta.machine
+            machine.progress += 1
+            if machine.recorder is not None:
+                machine.recorder.flipped(self)
+            merge(self.known, self.told)
+            self.known[self.party] = self.phase
+            self.told = {}
 
 
 Members = Callable[["Warp", int], "tuple[int, Wait | None]"]
 
 
+class Awaited(NamedTuple):
+    """The end of a phase, named by its parity or by a state."""
+
+    barrier: MBarrier
+    phase: int
+    by_parity: bool
+
+    def over(self) -> bool:
+        if self.by_parity:
+            return self.barrier.done(self.phase)
+        return self.barrier.phase != self.phase
+
+
 class PhaseWait(Wait):
-    """For the end of a phase. Where nothing else can happen, try_wait gives up and says no."""
+    """Until one of the phases that threads wait for is over. Where nothing else can happen,
+    try_wait gives up and says no."""
 
     retry = True
 
-    def __init__(self, barrier: MBarrier, parity: int) -> None:
-        self.barrier, self.parity = barrier, parity
-        self.since = barrier.cta.machine.surrender
+    def __init__(self, awaited: Iterable[Awaited]) -> None:
+        self.awaited = tuple(dict.fromkeys(awaited))
+        self.machine = self.awaited[0].barrier.cta.machine
+        self.since = self.machine.surrender
+
+    @property
+    def label(self) -> str:
+        names = (
+            f"mbarrier {one.barrier.address:#x} {'parity' if one.by_parity else 'phase'} "
+            f"{one.phase}"
+            for one in self.awaited
+        )
+        return ", ".join(names)
 
     def ready(self) -> bool:
-        return self.barrier.done(self.parity) or self.gave_up()
+        return any(one.over() for one in self.awaited) or self.gave_up()
 
     def gave_up(self) -> bool:
-        return self.barrier.cta.machine.surrender > self.since
+        return self.machine.surrender > self.since
 
     def __str__(self) -> str:
-        return f"{self.barrier} to end a phase of parity {self.parity}: {self.barrier.state()}"
+        told = []
+        for barrier, phase, by_parity in self.awaited:
+            which = f"a phase of parity {phase}" if by_parity else f"phase {phase}"
+            told.append(f"{barrier} to end {which}: {barrier.state()}")
+        return "; or ".join(told)
+
+
+def _place(warp: Warp, address: int) -> tuple[Cta, int]:
+    """CTA and offset that a shared or generic address names."""
+    window = WINDOWS["shared"]
+    if address >= window:
+        if address >> 60 != window >> 60:
+            raise Finding(Kind.OUT_OF_BOUNDS, f"mbarrier at {address:#x}, not in shared memory")
+        address -= window
+    rank, offset = address >> RANK_SHIFT, address & (1 << RANK_SHIFT) - 1
+    return warp.cta if rank == 0 else warp.cta.peer(rank - 1), offset
 
 
 def barrier_at(warp: Warp, address: int) -> MBarrier:
-    """The live barrier at a shared address, perhaps of another CTA of the cluster."""
-    rank, offset = address >> RANK_SHIFT, address & (1 << RANK_SHIFT) - 1
-    cta = warp.cta if rank == 0 else warp.cta.peer(rank - 1)
+    """The live barrier at a shared or generic address, perhaps of another CTA of the cluster."""
+    cta, offset = _place(warp, address)
     found = cta.barriers.get(offset)
     if found is None:
-        raise Finding(Kind.BARRIER, f"no mbarrier was initialised at shared address {address:#x}")
+        name = cta.shared.name_of(offset)
+        where = f"{address:#x}{' (' * bool(name)}{name}{')' * bool(name)}"
+        raise Finding(Kind.BARRIER, f"no mbarrier was initialised at shared address {where}")
+    if warp.view is not None and (use := warp.view.later(found.made)) is not None:
+        raise Finding(
+            Kind.RACE,
+            f"{found} is used, and nothing orders that after its initialisation by {use.what}",
+        )
     return found
 
 
+def _own_place(warp: Warp, address: int, what: str) -> int:
+    """Offset in the CTA's own shared memory."""
+    cta, offset = _place(warp, address)
+    if cta is not warp.cta:
+        raise Finding(
+            Kind.BARRIER, f"{what} at {address:#x} of CTA {cta.index}, expected one of its own CTA"
+        )
+    return offset
+
+
 def _each(where: Array, mask: int) -> list[int]:
-    """Addresses of the threads of a mask."""
+    """Values of the threads of a mask."""
     picked: list[int] = where[lanes(mask)].tolist()
     return picked
 
 
+def _check_form(at: Instruction, known: set[str]) -> None:
+    unknown = [part for part in at.parts[2:] if part not in known]
+    if unknown:
+        fail(at, f"modifier .{unknown[0]} is not modelled")
+
+
 @effect("mbarrier.init")
 def mbarrier_init(b: Binder, at: Instruction) -> Effect:
+    _check_form(at, _OWN)
     where, counts = addresses(b, at.operands[0], at, "b64"), values(b, at.operands[1], "u32", at)
 
     def run(warp: Warp, mask: int) -> None:
-        for address, count in zip(_each(where(warp), mask), _each(counts(warp), mask), strict=True):
+        for given, count in zip(_each(where(warp), mask), _each(counts(warp), mask), strict=True):
+            address = _own_place(warp, given, "mbarrier.init")
             warp.cta.shared.check(np.array([address]), 8, "mbarrier.init")
             if not 1 <= count <= MOST_ARRIVALS:
                 raise Finding(Kind.BARRIER, f"count {count}, expected 1 to {MOST_ARRIVALS}")
-            if address in warp.cta.barriers:
+            if address in warp.cta.barriers and warp.cta.machine.checks.any:
                 raise Finding(Kind.BARRIER, f"{warp.cta.barriers[address]} is initialised again")
-            warp.cta.barriers[address] = MBarrier(warp.cta, address, count)
+            warp.cta.barriers[address] = MBarrier(warp, address, count)
             warp.new_barriers.append(warp.cta.barriers[address])
 
     return run
@@ -129,48 +231,59 @@ def mbarrier_init(b: Binder, at: Instruction) -> Effect:
 
 @effect("mbarrier.inval")
 def mbarrier_inval(b: Binder, at: Instruction) -> Effect:
+    _check_form(at, _OWN)
     where = addresses(b, at.operands[0], at, "b64")
 
     def run(warp: Warp, mask: int) -> None:
         for address in _each(where(warp), mask):
+            offset = _own_place(warp, address, "mbarrier.inval")
             barrier_at(warp, address)
-            del warp.cta.barriers[address]
+            del warp.cta.barriers[offset]
 
     return run
 
 
-@effect("mbarrier.arrive")
+@effect("mbarrier.arrive", "mbarrier.arrive_drop")
 def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
-    known = {"arrive", "expect_tx", "shared", "shared::cta", "shared::cluster", "b64"}
-    known |= {"release", "relaxed", "cta", "cluster"}
-    if not known.issuperset(at.parts[1:]):
-        fail(at, "this form is not modelled")
-    expects = "expect_tx" in at.parts
+    """Threads arrive one after the other; each gets the state before its arrival."""
+    _check_form(at, {*_ANY, *_SCOPES, "release", "relaxed", "expect_tx", "noComplete"})
+    drop, expects = at.parts[1] == "arrive_drop", "expect_tx" in at.parts
+    completes = "noComplete" not in at.parts
+    releases = "relaxed" not in at.parts
     token, place, *rest = at.operands
+    if (expects or not completes) and len(rest) != 1:
+        fail(at, "expected a number after the address")
+    sink = isinstance(token, Symbol) and token.name == "_"
+    if "shared::cluster" in at.parts and not sink:
+        fail(at, "an arrival at .shared::cluster returns no state, expected _")
     where = addresses(b, place, at, "b64")
     amount = values(b, rest[0], "u32", at) if rest else None
-    sink = isinstance(token, Symbol) and token.name == "_"
     dest = None if sink else b.dest(token, "b64", at)
 
     def run(warp: Warp, mask: int) -> None:
         warp.cta.shared.tell(warp.index)
+        told: dict[MBarrier, int] = {}
         tokens = np.zeros(LANES, np.uint64)
         amounts = _each(amount(warp), mask) if amount else [1] * mask.bit_count()
         threads = np.flatnonzero(lanes(mask))
         for lane, address, value in zip(threads, _each(where(warp), mask), amounts, strict=True):
             barrier = barrier_at(warp, address)
-            tokens[lane] = barrier.phase
+            tokens[lane] = barrier.token()
+            if releases and warp.view is not None and told.get(barrier) != barrier.phase:
+                warp.view.release(barrier.told)
+                told[barrier] = barrier.phase
             if expects:
                 barrier.expect(value)
-            barrier.arrive(1 if expects else value)
+            barrier.arrive(1 if expects else value, drop=drop, completes=completes)
         if dest is not None:
-            warp.write(dest[0], tokens, mask)
+            warp.write(dest[0], dest[1](tokens) if dest[1] else tokens, mask)
 
     return run
 
 
 @effect("mbarrier.expect_tx", "mbarrier.complete_tx")
 def mbarrier_tx(b: Binder, at: Instruction) -> Effect:
+    _check_form(at, {*_ANY, *_SCOPES, "relaxed"})
     where, sizes = addresses(b, at.operands[0], at, "b64"), values(b, at.operands[1], "u32", at)
     expects = at.parts[1] == "expect_tx"
 
@@ -187,27 +300,57 @@ def mbarrier_tx(b: Binder, at: Instruction) -> Effect:
 
 @effect("mbarrier.try_wait", "mbarrier.test_wait")
 def mbarrier_wait(b: Binder, at: Instruction) -> Effect:
-    """try_wait suspends until the phase is over; test_wait answers at once."""
+    """try_wait suspends until the phase is over; test_wait answers at once.
+
+    How long try_wait may suspend, its last operand, means nothing where there is no time.
+    """
+    _check_form(at, {*_OWN, *_SCOPES, "acquire", "relaxed", "parity"})
     by_parity, suspends = "parity" in at.parts, at.parts[1] == "try_wait"
+    if len(at.operands) not in ((3, 4) if suspends else (3,)):
+        fail(at, f"{len(at.operands)} operands")
+    acquires = "relaxed" not in at.parts
     place, cast = b.dest(at.operands[0], "pred", at)
+    if cast is not None:
+        fail(at, f"{at.operands[0]} is no predicate")
     where = addresses(b, at.operands[1], at, "b64")
     phases = values(b, at.operands[2], "u32" if by_parity else "b64", at)
+    if suspends and len(at.operands) == 4:
+        values(b, at.operands[3], "u32", at)
+
+    def awaited(warp: Warp, address: int, given: int) -> Awaited:
+        barrier = barrier_at(warp, address)
+        _own_place(warp, address, f"{at.parts[1]}")
+        return Awaited(barrier, given & 1 if by_parity else given >> _PENDING_BITS, by_parity)
 
     def run(warp: Warp, mask: int) -> Wait | None:
+        asked = list(zip(_each(where(warp), mask), _each(phases(warp), mask), strict=True))
+        # All threads of a fragment mostly ask the same.
+        wanted = {one: awaited(warp, *one) for one in dict.fromkeys(asked)}
+        over = {one: wait.over() for one, wait in wanted.items()}
+        if suspends and not any(over.values()) and not warp.gives_up():
+            return PhaseWait(wanted.values())
+        if acquires and warp.view is not None:
+            for one, wait in wanted.items():
+                if over[one]:
+                    warp.view.acquire(wait.barrier.known)
         done = np.zeros(LANES, bool)
-        given = phases(warp)
-        waits: list[PhaseWait] = []
-        for lane in np.flatnonzero(lanes(mask)) if mask != FULL else range(LANES):
-            barrier = barrier_at(warp, int(where(warp)[lane]))
-            parity = int(given[lane]) & 1
-            done[lane] = barrier.done(parity)
-            if not done[lane]:
-                waits.append(PhaseWait(barrier, parity))
-        # All threads of a fragment mostly ask the same; it goes on when the first one may.
-        if suspends and len(waits) == mask.bit_count() and not warp.gives_up():
-            return waits[0]
-        warp.write(place, cast(done) if cast else done, mask)
+        done[lanes(mask)] = [over[one] for one in asked]
+        warp.write(place, done, mask)
         return None
+
+    return run
+
+
+@effect("mbarrier.pending_count")
+def mbarrier_pending_count(b: Binder, at: Instruction) -> Effect:
+    """Arrivals that were to come when the state was made."""
+    _check_form(at, {"b64"})
+    place, cast = b.dest(at.operands[0], "u32", at)
+    states = values(b, at.operands[1], "b64", at)
+
+    def run(warp: Warp, mask: int) -> None:
+        count = (states(warp) & np.uint64(MOST_ARRIVALS)).astype(np.uint32)
+        warp.write(place, cast(count) if cast else count, mask)
 
     return run
 
@@ -215,47 +358,90 @@ def mbarrier_wait(b: Binder, at: Instruction) -> Effect:
 class NamedBarrier:
     """One of the 16 barriers of a CTA."""
 
-    def __init__(self, number: int) -> None:
-        self.number, self.arrived, self.expected, self.round = number, 0, 0, 0
-        self.result = 0
-        self.gathered: list[tuple[int, int]] = []
+    def __init__(self, number: int, cta: Cta) -> None:
+        self.number, self.cta = number, cta
+        self.arrived = self.expected = self.round = 0
+        self.of_all = False
+        """Whether the round is for all threads that did not end, not for a number of them."""
+        self.told: Seen = {}
+        """What those told who came in this round."""
+        self.reduced: list[tuple[int, int, Callable[[int, int], None]]] = []
+        """Of bar.red: how many predicates held, of how many, and who takes the result."""
 
-    def arrive(self, threads: int, expected: int) -> None:
-        if self.arrived and expected != self.expected:
+    def arrive(self, threads: int, expected: int | None) -> None:
+        """`expected`: threads of a round; None for all that did not end."""
+        wanted = self.cta.live_threads() if expected is None else expected
+        if self.arrived and wanted != self.expected:
             raise Finding(
                 Kind.BARRIER,
-                f"barrier {self.number} is used with {expected} threads, and in the same round "
+                f"barrier {self.number} is used with {wanted} threads, and in the same round "
                 f"with {self.expected}",
             )
-        self.expected = expected
+        self.of_all = expected is None and (self.of_all or not self.arrived)
+        self.expected = wanted
         self.arrived += threads
-        if self.arrived > expected:
+        if self.arrived > wanted:
             raise Finding(
-                Kind.BARRIER, f"{self.arrived} threads at barrier {self.number} of {expected}"
+                Kind.BARRIER, f"{self.arrived} threads at barrier {self.number} of {wanted}"
             )
-        if self.arrived == expected:
-            self.arrived = 0
-            self.round += 1
+        self._complete()
+
+    def leave(self) -> None:
+        """A warp ended: who waits for all threads does not wait for its."""
+        if self.arrived and self.of_all:
+            self.expected = self.cta.live_threads()
+            self._complete()
+
+    def _complete(self) -> None:
+        if self.arrived != self.expected:
+            return
+        self.arrived = 0
+        self.round += 1
+        self.told = {}  # those of this round hold theirs
+        held = sum(one[0] for one in self.reduced)
+        total = sum(one[1] for one in self.reduced)
+        for _, _, take in self.reduced:
+            take(held, total)
+        self.reduced.clear()
 
 
 class RoundWait(Wait):
     def __init__(self, barrier: NamedBarrier) -> None:
-        self.barrier, self.round = barrier, barrier.round
+        self.barrier, self.round, self.told = barrier, barrier.round, barrier.told
+
+    @property
+    def label(self) -> str:
+        return f"barrier {self.barrier.number}"
 
     def ready(self) -> bool:
         return self.barrier.round > self.round
+
+    def over(self, warp: Warp) -> None:
+        if warp.view is not None:
+            warp.view.acquire(self.told)
 
     def __str__(self) -> str:
         barrier = self.barrier
         return f"barrier {barrier.number}: {barrier.arrived} of {barrier.expected} threads came"
 
 
-@effect("bar.sync", "bar.arrive", "barrier.sync", "barrier.cta.sync", "barrier.arrive")
-@effect("barrier.cta.arrive")
+_BARRIERS = [
+    f"{name}.{action}"
+    for name in ("bar", "bar.cta", "barrier", "barrier.cta")
+    for action in ("sync", "arrive", "red")
+]
+
+
+@effect(*_BARRIERS)
 def bar(b: Binder, at: Instruction) -> Effect:
-    which = values(b, at.operands[0], "u32", at)
-    count = values(b, at.operands[1], "u32", at) if len(at.operands) > 1 else None
-    waits = "sync" in at.parts
+    """Whole warps arrive, each at one instruction."""
+    waits, reduces = "arrive" not in at.parts, "red" in at.parts
+    operands = at.operands[1:] if reduces else at.operands
+    which = values(b, operands[0], "u32", at)
+    count = values(b, operands[1], "u32", at) if len(operands) > 1 + reduces else None
+    if not waits and count is None:
+        fail(at, "expected a number of threads")
+    taker = _taker(b, at) if reduces else None
 
     def run(warp: Warp, mask: int) -> Wait | None:
         wait = warp.needs(mask, FULL)
@@ -263,16 +449,43 @@ def bar(b: Binder, at: Instruction) -> Effect:
             return wait
         lane = (mask & -mask).bit_length() - 1
         barrier = warp.cta.named(int(which(warp)[lane]))
-        live = warp.cta.threads
-        expected = int(count(warp)[lane]) if count else live
-        if expected % LANES or not 0 < expected <= 1024:
+        expected = int(count(warp)[lane]) if count else None
+        if expected is not None and (expected % LANES or not 0 < expected <= 1024):
             raise Finding(Kind.BARRIER, f"{expected} threads, expected a multiple of {LANES}")
         warp.cta.shared.tell(warp.index)
         after = RoundWait(barrier)
+        if taker is not None:
+            barrier.reduced.append(taker(warp, mask))
+        if warp.view is not None:
+            warp.view.release(barrier.told)
         barrier.arrive(LANES, expected)
-        return after if waits and not after.ready() else None
+        return after.unless_ready(warp) if waits else None
 
     return run
+
+
+Taker = Callable[["Warp", int], tuple[int, int, Callable[[int, int], None]]]
+
+
+def _taker(b: Binder, at: Instruction) -> Taker:
+    """Of bar.red: counts a warp's predicates, and gives it the result when all came."""
+    mode = next((x for x in ("popc", "and", "or") if x in at.parts), "")
+    kind = at.parts[-1]
+    if (mode, kind) not in (("popc", "u32"), ("and", "pred"), ("or", "pred")):
+        fail(at, "this reduction is not modelled")
+    place, cast = b.dest(at.operands[0], kind, at)
+    flags = values(b, at.operands[-1], "pred", at)
+
+    def taker(warp: Warp, mask: int) -> tuple[int, int, Callable[[int, int], None]]:
+        def take(held: int, total: int) -> None:
+            value: Array = np.full(LANES, held, np.uint32)
+            if kind == "pred":
+                value = np.full(LANES, held == total if mode == "and" else held > 0)
+            warp.write(place, cast(value) if cast else value, mask)
+
+        return (mask_of(flags(warp)) & mask).bit_count(), mask.bit_count(), take
+
+    return taker
 
 
 @effect("bar.warp.sync")
@@ -287,11 +500,17 @@ def bar_warp_sync(b: Binder, at: Instruction) -> Effect:
 
 
 class ClusterWait(Wait):
+    label = "cluster barrier"
+
     def __init__(self, cta: Cta) -> None:
-        self.cluster, self.round = cta.cluster, cta.cluster.round
+        self.cluster, self.round, self.told = cta.cluster, cta.cluster.round, cta.cluster.told
 
     def ready(self) -> bool:
         return self.cluster.round > self.round
+
+    def over(self, warp: Warp) -> None:
+        if warp.view is not None:
+            warp.view.acquire(self.told)
 
     def __str__(self) -> str:
         return f"its cluster: {self.cluster.arrived} of {self.cluster.warps} warps arrived"
@@ -299,6 +518,9 @@ class ClusterWait(Wait):
 
 @effect("barrier.cluster.arrive")
 def cluster_arrive(b: Binder, at: Instruction) -> Effect:
+    """A release at cluster scope unless .relaxed, so what fence.mbarrier_init does is done too."""
+    releases = "relaxed" not in at.parts
+
     def run(warp: Warp, mask: int) -> Wait | None:
         wait = warp.needs(mask, FULL)
         if wait is not None:
@@ -306,7 +528,11 @@ def cluster_arrive(b: Binder, at: Instruction) -> Effect:
         if warp.cluster_wait is not None:
             raise Finding(Kind.BARRIER, "a second arrival at the cluster barrier without a wait")
         warp.cta.shared.tell(warp.index)
+        if releases:
+            _make_known(warp)
         warp.cluster_wait = ClusterWait(warp.cta)
+        if releases and warp.view is not None:
+            warp.view.release(warp.cta.cluster.told)
         warp.cta.cluster.arrive()
         return None
 
@@ -322,9 +548,34 @@ def cluster_wait(b: Binder, at: Instruction) -> Effect:
         wait, warp.cluster_wait = warp.cluster_wait, None
         if wait is None:
             raise Finding(Kind.BARRIER, "a wait at the cluster barrier without an arrival")
-        return None if wait.ready() else wait
+        return wait.unless_ready(warp)
 
     return run
+
+
+@effect("getctarank")
+def getctarank(b: Binder, at: Instruction) -> Effect:
+    """The rank of the CTA that a shared or generic address belongs to."""
+    place, cast = b.dest(at.operands[0], "u32", at)
+    where = values(b, at.operands[1], cluster_address(at), at)
+
+    def run(warp: Warp, mask: int) -> None:
+        given = where(warp).astype(np.int64) & (1 << 60) - 1
+        ranks = given >> RANK_SHIFT
+        value = np.where(ranks == 0, warp.cta.rank, ranks - 1).astype(np.uint32)
+        warp.write(place, cast(value) if cast else value, mask)
+
+    return run
+
+
+def cluster_address(at: Instruction) -> str:
+    """Type of the addresses of shared memory of a cluster that an instruction takes."""
+    *space, kind = at.parts[1:]
+    if kind not in ("u32", "u64") or space not in ([], ["shared::cluster"]):
+        fail(at, "this form is not modelled")
+    if not space and kind == "u32":
+        fail(at, "generic addresses have 64 bits")
+    return kind
 
 
 @effect("fence", "membar")
@@ -348,20 +599,28 @@ def _make_known(warp: Warp) -> None:
     warp.new_barriers.clear()
 
 
-@effect("griddepcontrol", "nanosleep")
-def nothing(b: Binder, at: Instruction) -> Effect:
-    """Grids run one after the other, so dependencies are met."""
+@effect("griddepcontrol")
+def griddepcontrol(b: Binder, at: Instruction) -> Effect:
+    """Grids run one after the other: the one before has ended, and its stores are there."""
+    if at.parts[1:] not in (("wait",), ("launch_dependents",)):
+        fail(at, "expected .wait or .launch_dependents")
     return lambda warp, mask: None
 
 
-REGISTERS_OF_CTA = 65536
+@effect("nanosleep")
+def nanosleep(b: Binder, at: Instruction) -> Effect:
+    """There is no time."""
+    return lambda warp, mask: None
 
 
 @effect("setmaxnreg")
 def setmaxnreg(b: Binder, at: Instruction) -> Effect:
+    """Warps of a warpgroup each change their budget, and all by the same instructions."""
     wanted = number(at.operands[0], at)
     if not 24 <= wanted <= 256 or wanted % 8:
         fail(at, f"{wanted} registers, expected a multiple of 8 from 24 to 256")
+    if at.parts[1] not in ("inc", "dec"):
+        fail(at, "expected .inc or .dec")
     grows = at.parts[1] == "inc"
 
     def run(warp: Warp, mask: int) -> Wait | None:
@@ -373,7 +632,7 @@ def setmaxnreg(b: Binder, at: Instruction) -> Effect:
                 Kind.REGISTERS,
                 f"from {warp.max_registers} to {wanted} registers with .{at.parts[1]}",
             )
-        return warp.cta.change_registers(warp, wanted)
+        return warp.cta.change_registers(warp, wanted, at.line)
 
     return run
 
@@ -411,34 +670,45 @@ def _members(b: Binder, operand: Operand, at: Instruction) -> Members:
     return read
 
 
-@effect("shfl.sync")
+@functools.lru_cache(maxsize=1024)
+def _sources(mode: str, amounts: bytes, shapes: bytes) -> tuple[Array, Array]:
+    """The thread that each takes a shuffled value from, and whether it is inside the segment."""
+    lane = np.arange(LANES)
+    amount = np.frombuffer(amounts, np.uint32).astype(np.int64) & 31
+    shape = np.frombuffer(shapes, np.uint32).astype(np.int64)
+    segment, clamp = shape >> 8 & 31, shape & 31
+    limit = lane & segment | clamp & ~segment
+    if mode == "idx":
+        source = lane & segment | amount & ~segment
+    else:
+        source = {"up": lane - amount, "down": lane + amount, "bfly": lane ^ amount}[mode]
+    inside = source >= limit if mode == "up" else source <= limit
+    return np.where(inside, source, lane), inside
+
+
+@effect("shfl.sync", carries=(1,))
 def shfl(b: Binder, at: Instruction) -> Effect:
     mode = at.parts[2]
+    if mode not in ("up", "down", "bfly", "idx") or at.parts[3:] != ("b32",):
+        fail(at, "expected one of .up, .down, .bfly and .idx, and .b32")
     to = at.operands[0]
     result, valid = (to.first, to.second) if isinstance(to, Pair) else (to, None)
-    dest = b.dest(result, "b32", at)
+    place, out = b.dest(result, "b32", at)
     flag = b.dest(valid, "pred", at) if valid is not None else None
     given, by, form = (values(b, operand, "b32", at) for operand in at.operands[1:4])
     members = _members(b, at.operands[4], at)
-    lane = np.arange(LANES)
+    source, _ = b.source(at.operands[1], "b32", at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
         _, wait = members(warp, mask)
         if wait is not None:
             return wait
-        value = given(warp)
-        amount, shape = by(warp).astype(np.int64) & 31, form(warp).astype(np.int64)
-        segment, clamp = shape >> 8 & 31, shape & 31
-        limit = lane & segment | clamp & ~segment
-        if mode == "idx":
-            source = lane & segment | amount & ~segment
-        else:
-            source = {"up": lane - amount, "down": lane + amount, "bfly": lane ^ amount}[mode]
-        inside = source >= limit if mode == "up" else source <= limit
-        taken = np.where(inside, source, lane)
-        place, out = dest
-        moved = value[taken]
+        taken, inside = _sources(mode, by(warp).tobytes(), form(warp).tobytes())
+        moved = given(warp)[taken]
+        held = warp.tainted.get(source)
         warp.write(place, out(moved) if out else moved, mask)
+        if held is not None:
+            taint.put(warp, place, Taint(held.lanes[taken], held.origin), lanes(mask))
         if flag is not None:
             warp.write(flag[0], inside, mask)
         return None
@@ -446,12 +716,16 @@ def shfl(b: Binder, at: Instruction) -> Effect:
     return run
 
 
-@effect("vote.sync")
+@effect("vote.sync", carries=(1,))
 def vote(b: Binder, at: Instruction) -> Effect:
+    """What all say about what was never written is taken as an answer: a kernel may ask about
+    rows that it then does not store. A ballot keeps them apart, so it holds such bits."""
     mode = at.parts[2]
     kind = "b32" if mode == "ballot" else "pred"
+    if mode not in ("any", "all", "uni", "ballot") or at.parts[3:] != (kind,):
+        fail(at, "expected one of .any, .all and .uni with .pred, or .ballot with .b32")
     place, out = b.dest(at.operands[0], kind, at)
-    flags = values(b, at.operands[1], "pred", at)
+    flags, (asked, _) = values(b, at.operands[1], "pred", at), b.source(at.operands[1], "pred", at)
     members = _members(b, at.operands[2], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
@@ -460,6 +734,7 @@ def vote(b: Binder, at: Instruction) -> Effect:
             return wait
         needed &= ~warp.exited
         votes = mask_of(flags(warp)) & needed
+        held = _united(warp, asked, needed) if mode == "ballot" else None
         if mode == "ballot":
             value: Array = np.full(LANES, votes, np.uint32)
         else:
@@ -467,6 +742,35 @@ def vote(b: Binder, at: Instruction) -> Effect:
             answers["uni"] = votes in (0, needed)
             value = np.full(LANES, answers[mode])
         warp.write(place, out(value) if out else value, mask)
+        if held is not None:
+            taint.put(warp, place, held, lanes(mask))
+        return None
+
+    return run
+
+
+@effect("match.any.sync", "match.all.sync")
+def match(b: Binder, at: Instruction) -> Effect:
+    """Mask of the threads that have the same value; with .all nothing unless all have."""
+    everyone, to = at.parts[1] == "all", at.operands[0]
+    result, valid = (to.first, to.second) if isinstance(to, Pair) else (to, None)
+    place, out = b.dest(result, "b32", at)
+    flag = b.dest(valid, "pred", at) if valid is not None else None
+    given, members = values(b, at.operands[1], at.parts[-1], at), _members(b, at.operands[2], at)
+
+    def run(warp: Warp, mask: int) -> Wait | None:
+        needed, wait = members(warp, mask)
+        if wait is not None:
+            return wait
+        needed &= ~warp.exited
+        value = given(warp)
+        same = [mask_of(value == one) & needed for one in value]
+        if everyone:
+            same = [found if found == needed else 0 for found in same]
+        masks = np.array(same, np.uint32)
+        warp.write(place, out(masks) if out else masks, mask)
+        if flag is not None:
+            warp.write(flag[0], masks != 0, mask)
         return None
 
     return run
@@ -493,23 +797,38 @@ _REDUCE = {
 }
 
 
-@effect("redux.sync")
+_REDUX_TYPES = (("u32", "s32"), ("b32",))
+
+
+def _united(warp: Warp, register: int, members: int) -> Taint | None:
+    """What all threads get of a register that some hold what was never written in."""
+    held = warp.tainted.get(register)
+    if held is None or not np.count_nonzero(held.lanes & lanes(members)):
+        return None
+    return Taint(np.ones(LANES, bool), held.origin)
+
+
+@effect("redux.sync", carries=(1,))
 def redux(b: Binder, at: Instruction) -> Effect:
     name, kind = at.parts[2], at.parts[-1]
-    if name not in _REDUCE or kind not in ("u32", "s32", "b32"):
+    bitwise = name in ("and", "or", "xor")
+    if name not in _REDUCE or len(at.parts) != 4 or kind not in _REDUX_TYPES[bitwise]:
         fail(at, "this reduction is not modelled")
     reduce, dtype = _REDUCE[name], DTYPES[kind]
     place, out = b.dest(at.operands[0], kind, at)
-    given = values(b, at.operands[1], kind, at)
+    given, (source, _) = values(b, at.operands[1], kind, at), b.source(at.operands[1], kind, at)
     members = _members(b, at.operands[2], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
         needed, wait = members(warp, mask)
         if wait is not None:
             return wait
+        held = _united(warp, source, needed & ~warp.exited)
         picked = given(warp)[lanes(needed & ~warp.exited)]
         value = np.full(LANES, reduce.reduce(picked, dtype=dtype), dtype)
         warp.write(place, out(value) if out else value, mask)
+        if held is not None:
+            taint.put(warp, place, held, lanes(mask))
         return None
 
     return run

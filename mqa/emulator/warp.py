@@ -2,23 +2,28 @@
 
 Threads at one instruction are a fragment. Where a branch divides them the fragment is split, and
 fragments that meet at an instruction become one again. The fragment furthest behind goes first,
-so they meet where control flow meets; one that waits or that has spun for long lets others go.
+so they meet where control flow meets; one that waits, or that had its turns, lets others go, also
+those ahead of it.
 An instruction for the whole warp, or for a mask of threads, waits for the fragments that it needs.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mqa.emulator.alu import LANES, Pending, Registers
 from mqa.emulator.floats import Array
+from mqa.emulator import taint
+from mqa.emulator.order import View
 from mqa.emulator.reports import Finding, Kind
 
 if TYPE_CHECKING:
+    from mqa.emulator.batches import Batched
     from mqa.emulator.machine import Cta
     from mqa.emulator.program import Program
 
@@ -44,8 +49,23 @@ class Wait(ABC):
     retry = False
     """Whether the instruction is executed again, else it is done when the wait is over."""
 
+    @property
+    def label(self) -> str:
+        """What it waits for, short: the same whenever it is waited for again."""
+        return type(self).__name__
+
     @abstractmethod
     def ready(self) -> bool: ...
+
+    def over(self, warp: Warp) -> None:  # noqa: B027
+        """The fragment goes on after the instruction."""
+
+    def unless_ready(self, warp: Warp) -> Wait | None:
+        """The wait, or None and what follows it."""
+        if not self.ready():
+            return self
+        self.over(warp)
+        return None
 
     def gave_up(self) -> bool:
         """Whether it has a time limit, and that is over."""
@@ -59,6 +79,7 @@ class Sisters(Wait):
     """Other threads of the warp have to come to the same instruction."""
 
     retry = True
+    label = "threads of the warp"
 
     def __init__(self, warp: Warp, fragment: Fragment, needed: int, *, anywhere: bool) -> None:
         self.warp, self.fragment, self.needed, self.anywhere = warp, fragment, needed, anywhere
@@ -84,11 +105,18 @@ class Sisters(Wait):
 class Fragment:
     """Threads of a warp at one instruction."""
 
-    __slots__ = ("mask", "pc", "wait")
+    __slots__ = ("mask", "pc", "rounds", "turns", "wait")
 
-    def __init__(self, pc: int, mask: int) -> None:
-        self.pc, self.mask = pc, mask
+    def __init__(self, pc: int, mask: int, rounds: int = 0) -> None:
+        self.pc, self.mask, self.rounds = pc, mask, rounds
+        self.turns = 0
+        """Since it let its sisters go the last time."""
         self.wait: Wait | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The lowest goes first."""
+        return self.rounds, self.pc
 
 
 class Warp:
@@ -103,10 +131,15 @@ class Warp:
         self.registers: Registers = program.binder.fresh()
         self.counts = 0
         """Instructions executed."""
+        self.executed: list[int] = cta.machine.executed
+        self.budgets = 0
+        """How often setmaxnreg changed its budget."""
         self.bulk: dict[int, list[Any]] = {}
         """Bulk stores of a thread: groups, the last one open."""
         self.new_barriers: list[Any] = []
         """Initialised, and not yet made known to asynchronous engines."""
+        self.stores = self.copied = 0
+        """Bulk stores and cp.async so far."""
         self.copies: list[Any] = []
         """cp.async operations of no group."""
         self.copy_groups: list[list[Any]] = []
@@ -119,6 +152,25 @@ class Warp:
         self.cluster_wait: Wait | None = None
         """Of an arrival at the cluster barrier that no wait followed yet."""
         self.given_up: Wait | None = None
+        order = cta.cluster.order
+        self.view = View(order) if order is not None else None
+        """What it has seen of others."""
+        self.tainted: dict[int, taint.Taint] = {}
+        """Registers that hold what was never written."""
+        self.unwritten: Array | None = None
+        """Of the last load: which threads met such bytes."""
+        self.local_taint: Array | None = None
+        """Bytes of local memory that hold such values, [threads, bytes]."""
+        self.copy_party = order.new_party() if order is not None else 0
+        self.store_party = order.new_party() if order is not None else 0
+        """Those of its cp.async and of its bulk stores."""
+
+    def place(self) -> str:
+        """The instruction that it is at."""
+        return self.program.told(self.current.pc)
+
+    def where(self) -> str:
+        return f"warp {self.index} of CTA {self.cta.index} ({self.place()})"
 
     @property
     def done(self) -> bool:
@@ -129,12 +181,16 @@ class Warp:
 
     def run(self, budget: int) -> int:
         """Execute up to `budget` instructions that others can see; how many were."""
+        recorder = self.cta.machine.recorder
+        advance: Callable[[Fragment, int], int] = self._advance
+        if recorder is not None:
+            advance = functools.partial(recorder.follow, self, self._advance)
         steps = 0
         while steps < budget:
             fragment = self._next()
             if fragment is None:
                 break
-            steps += self._advance(fragment, budget - steps)
+            steps += advance(fragment, budget - steps)
         return steps
 
     def _next(self) -> Fragment | None:
@@ -142,23 +198,30 @@ class Warp:
         able = [f for f in self.fragments if f.wait is None or f.wait.ready()]
         if not able:
             return None
-        chosen = min(able, key=lambda fragment: fragment.pc)
+        chosen = min(able, key=lambda fragment: fragment.place) if len(able) > 1 else able[0]
         wait, chosen.wait = chosen.wait, None
         self.given_up = wait
         if isinstance(wait, Sisters) and wait.anywhere:
             self._release(wait)
         elif wait is not None and not wait.retry:
-            chosen.pc += 1
+            wait.over(self)
+            self._pass(chosen)
         return chosen
+
+    def _pass(self, fragment: Fragment) -> None:
+        """The instruction that a fragment waited at is done."""
+        self.executed[fragment.pc] += 1
+        self.counts += 1
+        fragment.pc += 1
 
     def _release(self, wait: Sisters) -> None:
         """All threads of a warp barrier are there, at whatever instruction: they go on."""
-        wait.fragment.pc += 1
+        self._pass(wait.fragment)
         for other in self.fragments:
             theirs = other.wait
             if isinstance(theirs, Sisters) and theirs.same(wait):
                 other.wait = None
-                other.pc += 1
+                self._pass(other)
 
     def _advance(self, fragment: Fragment, budget: int) -> int:
         """Let a fragment go on until it waits, ends, meets a sister, or had its turns."""
@@ -167,7 +230,13 @@ class Warp:
         while steps < budget:
             run = program.runs.get(fragment.pc)
             if run is not None:
-                self._run_simple(fragment, *run)
+                self.executed[fragment.pc] += 1
+                if self.tainted and not self.tainted.keys().isdisjoint(run.touched):
+                    self._run_tainted(fragment, *run[:3])
+                else:
+                    self._run_simple(fragment, *run[:4])
+                if fragment.wait is not None:
+                    return steps
             elif (step := program.steps[fragment.pc]).target >= 0:
                 self._branch(fragment, step)
             elif step.exits:
@@ -180,35 +249,56 @@ class Warp:
             turns += 1
             if turns % _TURNS == 0:
                 steps += 1
-            if len(self.fragments) > 1 and (self._merge(fragment) or turns >= _TURNS):
+            if len(self.fragments) > 1 and (self._merge(fragment) or self._had_turns(fragment)):
                 return steps + 1
         return steps
+
+    def _had_turns(self, fragment: Fragment) -> bool:
+        """Whether a fragment should let its sisters go, wherever they are: it may wait for them."""
+        fragment.turns += 1
+        if fragment.turns < _TURNS:
+            return False
+        fragment.turns = 0
+        fragment.rounds += 1
+        return True
 
     def _effect(self, fragment: Fragment, step: Any) -> bool:
         """Execute an instruction that others can see; whether the fragment goes on."""
         mask = fragment.mask
+        if self.tainted:
+            self._decide(fragment, step)
         if step.predicate is not None:
             mask &= self._holds(step.predicate)
         try:
             wait = step.effect(self, mask) if mask else None
         except (TypeError, AttributeError):
-            self._explain_pending(fragment.pc)
-            raise
+            if not self._explain_pending(fragment):
+                raise
+            return fragment.wait is None and self._effect(fragment, step)
         if wait is not None:
             fragment.wait = wait
             return False
+        self.executed[fragment.pc] += 1
         self.counts += 1
         fragment.pc += 1
         return True
 
-    def _run_simple(self, fragment: Fragment, functions: Any, dests: Any, end: int) -> None:
+    def _run_simple(
+        self,
+        fragment: Fragment,
+        functions: Any,
+        dests: Any,
+        end: int,
+        batched: Batched | None = None,
+    ) -> None:
         """Execute instructions that touch registers alone, up to `end`."""
         values = self.registers
         function = None
         try:
             if fragment.mask | self.exited == FULL:
-                for function in functions:
-                    function(values)
+                if batched is None or not batched(values):
+                    for function in functions:
+                        function(values)
             else:
                 which = lanes(fragment.mask)
                 for function, places in zip(functions, dests, strict=True):
@@ -217,20 +307,61 @@ class Warp:
                     for place, old in zip(places, before, strict=True):
                         values[place] = merged(which, values[place], old)
         except (TypeError, AttributeError, Finding):
-            fragment.pc += next(i for i, f in enumerate(functions) if f is function)
-            self._explain_pending(fragment.pc)
-            raise
+            done = next(i for i, f in enumerate(functions) if f is function)
+            fragment.pc += done
+            if not self._explain_pending(fragment):
+                raise
+            self.counts += done
+            rest = functions[done:], dests[done:], end
+            if fragment.wait is None:
+                self._run_simple(fragment, *rest)
+            else:
+                if fragment.pc not in self.program.runs:
+                    self.executed[fragment.pc] = self.executed[self.program.divide(fragment.pc)]
+                self.executed[fragment.pc] -= 1  # counted when it goes on
+            return
         self.counts += len(functions)
         fragment.pc = end
 
-    def _explain_pending(self, index: int) -> None:
-        """Raise a finding if the instruction used a register that is pending."""
-        for register in self.program.sources[index]:
-            if isinstance(self.registers[register.index], Pending):
-                raise Finding(
-                    Kind.PENDING_REGISTER,
-                    f"{register.name} belongs to {self.registers[register.index].operation}",
-                ) from None
+    def _run_tainted(self, fragment: Fragment, functions: Any, dests: Any, end: int) -> None:
+        """The same where registers hold what was never written."""
+        which = lanes(fragment.mask)
+        for function, places in zip(functions, dests, strict=True):
+            at = self.program.instructions[fragment.pc]
+            carried = taint.carried(self, at, self.program.sources[fragment.pc])
+            self._run_simple(fragment, (function,), (places,), fragment.pc + 1)
+            for place in places:
+                taint.put(self, place, carried, which)
+        fragment.pc = end
+
+    def _decide(self, fragment: Fragment, step: Any) -> None:
+        """Raise a finding if what was never written decides what an instruction does."""
+        guard, operands = self.program.deciding[fragment.pc]
+        mask = fragment.mask
+        taint.decides(self, guard, lanes(mask))
+        if step.predicate is not None:
+            mask &= self._holds(step.predicate)
+        taint.decides(self, operands, lanes(mask))
+
+    def _explain_pending(self, fragment: Fragment) -> bool:
+        """Raise a finding if the instruction used a register that is pending.
+
+        Without checks the fragment waits for the operation, and then gets the register. Whether
+        there were any.
+        """
+        found = False
+        for register in self.program.sources[fragment.pc]:
+            held = self.registers[register.index]
+            if not isinstance(held, Pending):
+                continue
+            if self.cta.machine.checks.any:
+                what = f"{register.name} belongs to {held.operation}"
+                raise Finding(Kind.PENDING_REGISTER, what) from None
+            for owned in held.owned():
+                wait = owned.operation.settle(self, owned)  # type: ignore[attr-defined]
+                fragment.wait = fragment.wait or wait
+            found = True
+        return found
 
     def _holds(self, predicate: tuple[int, bool]) -> int:
         """Mask of the threads whose predicate holds."""
@@ -240,7 +371,11 @@ class Warp:
 
     def _branch(self, fragment: Fragment, step: Any) -> None:
         taken = fragment.mask
+        self.executed[fragment.pc] += 1
+        self.counts += 1
         if step.predicate is not None:
+            if self.tainted:
+                self._decide(fragment, step)
             taken &= self._holds(step.predicate)
         if taken == fragment.mask:
             fragment.pc = step.target
@@ -248,21 +383,25 @@ class Warp:
         fragment.pc += 1
         if taken:
             fragment.mask &= ~taken
-            self._split_off(step.target, taken)
+            self._split_off(step.target, taken, fragment.rounds)
 
-    def _split_off(self, pc: int, mask: int) -> None:
+    def _split_off(self, pc: int, mask: int, rounds: int) -> None:
         """Threads go elsewhere, perhaps to where others are."""
         for other in self.fragments:
             if other.pc == pc and (other.wait is None or other.wait.retry):
                 other.mask |= mask
                 other.wait = None
                 return
-        self.fragments.append(Fragment(pc, mask))
+        self.fragments.append(Fragment(pc, mask, rounds))
 
     def _exit(self, fragment: Fragment, step: Any) -> bool:
         """Whether the whole fragment ended."""
         gone = fragment.mask
+        self.executed[fragment.pc] += 1
+        self.counts += 1
         if step.predicate is not None:
+            if self.tainted:
+                self._decide(fragment, step)
             gone &= self._holds(step.predicate)
         self.exited |= gone
         fragment.mask &= ~gone
@@ -279,10 +418,11 @@ class Warp:
             if meets and (other.wait is None or other.wait.retry):
                 other.mask |= fragment.mask
                 other.wait = None
+                other.rounds = min(other.rounds, fragment.rounds)
                 self.fragments.remove(fragment)
                 self.current = other
                 return True
-        return any(f.wait is None and f.pc < fragment.pc for f in self.fragments)
+        return any(f.wait is None and f.place < fragment.place for f in self.fragments)
 
     def gives_up(self) -> bool:
         """Whether the wait that the fragment just had came to its time limit."""
@@ -297,6 +437,8 @@ class Warp:
 
     def write(self, place: int, value: Any, mask: int) -> None:
         """Set a register in the threads of a mask."""
+        if self.tainted:
+            taint.put(self, place, None, lanes(mask))
         if mask | self.exited == FULL:
             self.registers[place] = value
         else:
@@ -308,5 +450,9 @@ def merged(which: Array, new: Any, old: Any) -> Any:
     if new is old:
         return new
     if isinstance(new, Pending) or isinstance(old, Pending):
+        if which.all():
+            return new
+        if not which.any():
+            return old
         raise Finding(Kind.PENDING_REGISTER, "a part of the threads writes or moves it")
     return np.where(which, new, old)

@@ -17,13 +17,16 @@ import numpy as np
 
 from mqa.emulator.alu import Binder, Pending, fail
 from mqa.emulator.engines import OperationsWait, swizzled
-from mqa.emulator.floats import E4M3, Array, f32_of_bf16
+from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
-from mqa.emulator.parser import Immediate, Instruction, Operand, Vector
+from mqa.emulator.order import Order, View
+from mqa.emulator.parser import Immediate, Instruction, Operand, Register, Vector
 from mqa.emulator.program import Effect, effect, number, values
 from mqa.emulator.reports import Finding, Kind
-from mqa.emulator.warp import FULL, Wait
-from mqa.testing.accumulators import HOPPER_BF16, HOPPER_FP8, FusedTruncating
+from mqa.emulator.taint import Taint, decides, put, united
+from mqa.emulator.warp import FULL, Wait, lanes
+from mqa.emulator.units import FORMS, OPCODES, Form, HalfSums, decode, round_half, wrap
+from mqa.testing.accumulators import FusedTruncating
 
 if TYPE_CHECKING:
     from mqa.emulator.machine import Cta
@@ -33,29 +36,51 @@ GROUP_WARPS = 4
 ROWS = 64
 _K_BYTES = 32
 """Bytes of an operand's row that one product takes."""
+_K_ACROSS = 16
+"""Elements of it where the rows' dimension is contiguous, which 16-bit types alone can have."""
 _SPANS = (0, 128, 64, 32)
 """Swizzle of a descriptor, by its two bits."""
 _KNOWN_BITS = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 7 << 49 | 3 << 62
 
 
-@functools.lru_cache(maxsize=4096)
-def chunks_of(descriptor: int, rows: int) -> Array:
-    """Shared address of both 16-byte chunks of each row of a K-major operand, [rows, 2]."""
+def _fields(descriptor: int) -> tuple[int, int, int, int]:
+    """Start, leading and stride offset in bytes, and the swizzle's span."""
     if descriptor & ~_KNOWN_BITS:
         raise Finding(Kind.DESCRIPTOR, f"{descriptor:#018x} has bits that no field has")
     if descriptor >> 49 & 7:
         raise Finding(
             Kind.DESCRIPTOR, f"{descriptor:#018x} has a base offset, which is not modelled"
         )
-    start = (descriptor & 0x3FFF) << 4
-    leading = (descriptor >> 16 & 0x3FFF) << 4
-    stride = (descriptor >> 32 & 0x3FFF) << 4
-    span = _SPANS[descriptor >> 62 & 3]
+    start, leading, stride = ((descriptor >> bit & 0x3FFF) << 4 for bit in (0, 16, 32))
+    return start, leading, stride, _SPANS[descriptor >> 62 & 3]
+
+
+@functools.lru_cache(maxsize=4096)
+def chunks_of(descriptor: int, rows: int) -> Array:
+    """Shared address of both 16-byte chunks of each row of a K-major operand, [rows, 2]."""
+    start, leading, stride, span = _fields(descriptor)
     row, half = np.arange(rows)[:, None], np.arange(2)
     linear = start + row // 8 * stride
     if span == 0:
         return linear + row % 8 * 16 + half * leading
     return swizzled(linear + row % 8 * span + half * 16, span)
+
+
+@functools.lru_cache(maxsize=4096)
+def chunks_across(descriptor: int, rows: int) -> Array:
+    """Shared address of each 8 rows of an operand whose rows' dimension is contiguous, for each
+    of its 16 elements along K, [16, rows / 8].
+
+    The two offsets change their roles with the swizzle: without it 8 rows on is the stride and 8
+    elements along K the leading offset, with it a span on is the leading offset.
+    """
+    start, leading, stride, span = _fields(descriptor)
+    k, group = np.arange(_K_ACROSS)[:, None], np.arange(rows // 8)
+    if span == 0:
+        return start + k % 8 * 16 + k // 8 * leading + group * stride
+    inside, repeat = group % (span // 16), group // (span // 16)
+    linear = start + k % 8 * span + k // 8 * stride + inside * 16 + repeat * leading
+    return swizzled(linear, span)
 
 
 @dataclass(frozen=True)
@@ -96,13 +121,7 @@ def _matrix(values: Array, least: int) -> Matrix:
 @functools.lru_cache(maxsize=1024)
 def _decoded(raw: bytes, rows: int, kind: str) -> Matrix:
     """An operand from its rows' bytes. Queries come again and again, so they are kept."""
-    if kind == "e4m3":
-        return _matrix(E4M3[np.frombuffer(raw, np.uint8).reshape(rows, _K_BYTES)], -6)
-    bits = np.frombuffer(raw, np.uint16).reshape(rows, _K_BYTES // 2)
-    return _matrix(f32_of_bf16(bits).astype(np.float64), -126)
-
-
-MODELS: dict[str, FusedTruncating] = {"e4m3": HOPPER_FP8, "bf16": HOPPER_BF16}
+    return _matrix(*decode(raw, rows, kind))
 
 
 @dataclass(frozen=True)
@@ -121,13 +140,26 @@ class Whole:
         if not (a.finite and b.finite):
             return None
         rows, columns = np.minimum(self.rows, a.last), np.minimum(self.columns, b.last)
-        if int(rows.min()) + int(columns.min()) < -100:
+        least, largest = (-24, 15) if isinstance(model, HalfSums) else (-100, 100)
+        if int(rows.min()) + int(columns.min()) < least:
             return None
         shift = int(np.max(self.rows - rows)) + int(np.max(self.columns - columns))
         before = math.ldexp(self.most, min(shift, 100)) if self.most else 0.0
         scaled = [np.ldexp(x.peak, -y).max() for x, y in ((a, rows), (b, columns))]
         most = before + a.values.shape[1] * float(scaled[0] * scaled[1])
-        return Whole(rows, columns, most) if most < 2.0 ** (min(model.bits, 23) + 1) else None
+        units = _highest(rows) + _highest(columns)
+        fits = most < 2.0 ** (_kept(model) + 1) and units + math.frexp(most)[1] <= largest
+        return Whole(rows, columns, most) if fits else None
+
+
+def _highest(exponents: Array) -> int:
+    """Of rows that are not zero."""
+    return int(np.max(exponents, where=exponents < _NONE, initial=-_NONE))
+
+
+def _kept(model: FusedTruncating) -> int:
+    """Bits of a sum behind the leading one."""
+    return 10 if isinstance(model, HalfSums) else min(model.bits, 23)
 
 
 def _plain(a: Matrix, b: Matrix, start: Array | None) -> Array:
@@ -139,8 +171,15 @@ def _plain(a: Matrix, b: Matrix, start: Array | None) -> Array:
 
 
 def multiply(a: Matrix, b: Matrix, start: Array | None, kind: str) -> Array:
-    """a b^T + start, float64 [rows of a, rows of b], as the tensor unit sums it."""
-    model = MODELS[kind]
+    """a b^T + start, float64 [rows of a, rows of b], as the tensor unit sums it.
+
+    `kind` is the name of a `mqa.emulator.units.Form`.
+    """
+    model = FORMS[kind].model
+    total: Array | None
+    if model is None:
+        total = a.values @ b.values.T
+        return wrap(total if start is None else total + start, saturates=FORMS[kind].saturates)
     total = _exact(a, b, start, model)
     if total is None:
         total = model.dots(a.values, b.values, start)
@@ -173,7 +212,9 @@ def _exact(a: Matrix, b: Matrix, start: Array | None, model: FusedTruncating) ->
     used = last < _NONE // 2
     if np.count_nonzero(used & ((largest - last > model.bits) | (last < -100) | (largest > 100))):
         return None
-    kept = min(model.bits, 23)
+    if isinstance(model, HalfSums):
+        return round_half(product)
+    kept = _kept(model)
     mask = np.int64(-1) << np.int64(52 - kept)
     return (product.view(np.int64) & mask).view(np.float64) + 0.0
 
@@ -182,16 +223,20 @@ class Product(Operation):
     """One wgmma.mma_async of a warpgroup. It is there when all four warps came and it completed."""
 
     def __init__(
-        self, cta: Cta, line: int, kind: str, columns: int, before: Product | None
+        self, cta: Cta, line: int, form: Form, columns: int, before: Product | None
     ) -> None:
         super().__init__(f"wgmma at PTX line {line}", self._compute)
-        self.cta, self.line, self.kind, self.columns = cta, line, kind, columns
+        self.cta, self.line, self.form, self.columns = cta, line, form, columns
         self.key: tuple[int, ...] = ()
         self.joined = 0
         self.a_chunks: Array | None = None
         self.b_chunks: Array = np.zeros((0, 2), np.int64)
+        self.across = False, False
+        """Whether the rows' dimension of A, and of B, is the contiguous one."""
         self.words: list[Array] = []
         self.a_registers: list[Array] = [np.zeros((0, 0), np.uint8)] * GROUP_WARPS
+        self.a_held: list[list[tuple[Register, Any]]] = [[] for _ in range(GROUP_WARPS)]
+        """Of each warp: registers of A, and what they held."""
         self.signs = 1
         self.starts: list[list[Array] | None] = [None] * GROUP_WARPS
         self.chained: Product | None = None
@@ -199,6 +244,9 @@ class Product(Operation):
         self.pending: list[list[Pending]] = [[] for _ in range(GROUP_WARPS)]
         self.result: Array | None = None
         self.whole: Whole | None = None
+        self.taint: Array | None = None
+        """Sums with elements that were never written, [rows, columns]."""
+        self.origin = ""
         self.after = [before] if before is not None and not before.done else []
 
     def eligible(self) -> bool:
@@ -208,43 +256,92 @@ class Product(Operation):
         """Take the operands in shared memory."""
         shared = self.cta.shared
         if a is not None:
-            self.a_chunks = self._place(a, ROWS)
+            self.a_chunks = self._place(a, ROWS, across=self.across[0])
             self.words.append(_words(self.a_chunks))
-        self.b_chunks = self._place(b, self.columns)
+        self.b_chunks = self._place(b, self.columns, across=self.across[1])
         self.words.append(_words(self.b_chunks))
         for words in self.words:
             shared.acquire(words, self.name, writes=False, poison=True)
+        self.bytes = 4 * sum(len(words) for words in self.words)
+        self.address = shared.start + int(self.b_chunks.min())
 
-    def _place(self, descriptor: int, rows: int) -> Array:
-        chunks = chunks_of(descriptor, rows)
+    def order(self, view: View | None) -> None:
+        """All four warps came, and `view` has seen what they have."""
+        if view is not None:
+            for words in self.words:
+                self.cta.shared.order(words, view, view.party, self.time, self.name)
+
+    def _place(self, descriptor: int, rows: int, *, across: bool) -> Array:
+        chunks = (chunks_across if across else chunks_of)(descriptor, rows)
         shared = self.cta.shared
         ends = np.array([chunks.min(), chunks.max() + 15])
         shared.check(ends, 1, "operand of wgmma")
         return chunks - shared.start
 
-    def _read(self, chunks: Array) -> Matrix:
+    def _read(self, chunks: Array, rows: int, kind: str, *, across: bool) -> Matrix:
         raw = self.cta.shared.data.view("c16")[chunks >> 4]
-        return _decoded(raw.tobytes(), len(chunks), self.kind)
+        if across:
+            raw = np.ascontiguousarray(raw.view(np.uint16).T)
+        return _decoded(raw.tobytes(), rows, kind)
 
     def _compute(self) -> None:
-        shared = self.cta.shared
+        shared, form = self.cta.shared, self.form
         if self.a_chunks is not None:
-            a = self._read(self.a_chunks)
+            a = self._read(self.a_chunks, ROWS, form.a, across=self.across[0])
         else:
-            a = _decoded(b"".join(x.tobytes() for x in self.a_registers), ROWS, self.kind)
-        b = self._read(self.b_chunks)
+            a = _decoded(b"".join(x.tobytes() for x in self.a_registers), ROWS, form.a)
+        b = self._read(self.b_chunks, self.columns, form.b, across=self.across[1])
+        if shared.checks.any:
+            self._look_for_unwritten()
         for words in self.words:
             shared.release(words, writes=False)
         if self.signs < 0:
             a = dataclasses.replace(a, values=-a.values)
         start = self._start()
         before = Whole() if start is None else self.chained.whole if self.chained else None
-        self.whole = before and before.with_products(a, b, MODELS[self.kind])
+        self.whole = None
+        if before is not None and form.model is not None:
+            self.whole = before.with_products(a, b, form.model)
         if self.whole is not None:
             self.result = _plain(a, b, start)
         else:
-            self.result = multiply(a, b, start, self.kind)
+            self.result = multiply(a, b, start, form.name)
         self.chained = None
+
+    def _look_for_unwritten(self) -> None:
+        if self.chained is not None and self.chained.taint is not None:
+            self.mark(self.chained.taint, self.chained.origin)
+        shared = self.cta.shared
+        for operand, chunks in enumerate((self.a_chunks, self.b_chunks)):
+            if chunks is None:
+                continue
+            bad = shared.unwritten(chunks.ravel() + shared.start, 16)
+            if bad is not None:
+                parts = shared.written.data.reshape(-1, 16)[chunks >> 4] == 0
+                if self.across[operand]:  # a chunk has one element of each of 8 rows
+                    which: Array = np.any(parts.reshape(*chunks.shape, 8, -1), axis=(0, 3)).ravel()
+                else:
+                    which = np.any(parts, axis=(1, 2))
+                place = int(chunks.ravel()[bad][0]) + shared.start
+                origin = f"{shared.told(place)}, read by {self.name}"
+                self.mark(which[:, None] if operand == 0 else which[None, :], origin)
+
+    def mark(self, sums: Array, origin: str) -> None:
+        """These sums have elements that were never written."""
+        if self.taint is None:
+            self.taint, self.origin = np.zeros((ROWS, self.columns), bool), origin
+        self.taint |= sums
+
+    def start_with(self, warp: int, held: list[Taint | None]) -> None:
+        """Accumulator registers of a warp hold what was never written."""
+        row, column = fragment(self.columns)
+        several = self.form.sums_of_register
+        for i, taint in enumerate(held):
+            if taint is not None:
+                part = slice(i * several, (i + 1) * several)
+                sums = np.zeros((ROWS, self.columns), bool)
+                sums[row[part] + 16 * warp, column[part]] = taint.lanes
+                self.mark(sums, taint.origin)
 
     def _start(self) -> Array | None:
         if self.chained is not None:
@@ -255,14 +352,32 @@ class Product(Operation):
         row, column = fragment(self.columns)
         for i, registers in enumerate(self.starts):
             if registers is not None:
-                total[row + 16 * i, column] = np.stack(registers)
+                total[row + 16 * i, column] = self.form.sums_of(np.stack(registers))
         return total
 
     def registers(self, warp: int) -> list[Array]:
         """The result as a warp's accumulator registers."""
         assert self.result is not None
         row, column = fragment(self.columns)
-        return list(self.result.astype(np.float32)[row + 16 * warp, column])
+        return list(self.form.registers_of(self.result[row + 16 * warp, column]))
+
+    def settle(self, warp: Warp, pending: Pending) -> Wait | None:
+        """Give one of a warp's registers its value before the warp waited for it."""
+        if not self.done:
+            return ProductsWait([self], 0)
+        member = warp.index % GROUP_WARPS
+        value = self.registers(member)[self.pending[member].index(pending)]
+        pending.settle(warp.registers, value)
+        return None
+
+    def held(self, warp: int) -> Array | None:
+        """Which of them have elements that were never written, [registers, 32], if any."""
+        if self.taint is None:
+            return None
+        row, column = fragment(self.columns)
+        sums = self.taint[row + 16 * warp, column]
+        found: Array = np.any(sums.reshape(-1, self.form.sums_of_register, 32), axis=1)
+        return found
 
 
 @functools.cache
@@ -292,18 +407,20 @@ def _words(chunks: Array) -> Array:
 class Warpgroup:
     """The products of four warps."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order | None) -> None:
+        self.view = View(order) if order is not None else None
         self.products: list[Product] = []
         self.issued = [0] * GROUP_WARPS
 
-    def product(self, warp: Warp, line: int, kind: str, columns: int) -> Product:
+    def product(self, warp: Warp, line: int, form: Form, columns: int) -> Product:
         """The one that this warp issues now, which another warp may have begun."""
         member = warp.index % GROUP_WARPS
         place = self.issued[member]
         self.issued[member] += 1
         if place == len(self.products):
             before = self.products[-1] if self.products else None
-            self.products.append(Product(warp.cta, line, kind, columns, before))
+            self.products.append(Product(warp.cta, line, form, columns, before))
+            self.products[-1].time = place + 1
         found = self.products[place]
         if found.line != line:
             raise Finding(
@@ -314,27 +431,48 @@ class Warpgroup:
         return found
 
 
+def _group(warp: Warp) -> Warpgroup:
+    groups = warp.cta.products
+    number = warp.index // GROUP_WARPS
+    if number not in groups:
+        groups[number] = Warpgroup(warp.cta.cluster.order)
+    found: Warpgroup = groups[number]
+    return found
+
+
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)\Z")
 
 
-@effect("wgmma.mma_async.sync.aligned")
+def _form(at: Instruction) -> tuple[Form, int]:
+    """Types and columns of a product."""
+    shape = _SHAPE.match(at.parts[4]) if len(at.parts) > 4 else None
+    form = OPCODES.get(".".join(at.parts[5:]))
+    if shape is None or form is None:
+        fail(at, f"these types are not modelled (modelled: {', '.join(OPCODES)})")
+    columns = int(shape[1])
+    legal = 8 <= columns <= 256 and columns % form.column_step(columns) == 0
+    if int(shape[2]) != form.depth or not legal:
+        fail(at, f"shape {at.parts[4]} is none of {form.name}")
+    return form, columns
+
+
+@effect("wgmma.mma_async.sync.aligned", carries=(1,))
 def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
-    shape = _SHAPE.match(at.parts[4])
-    kinds = at.parts[5:]
-    known = {("f32", "e4m3", "e4m3"): ("e4m3", 32), ("f32", "bf16", "bf16"): ("bf16", 16)}
-    if shape is None or kinds not in known:
-        fail(at, "operand types are not modelled (modelled: e4m3 and bf16, with f32 sums)")
-    columns, (kind, depth) = int(shape[1]), known[kinds]
-    if int(shape[2]) != depth or columns % 8 or not 8 <= columns <= 256:
-        fail(at, f"shape {shape[0]} is none of {kind}")
+    form, columns = _form(at)
+    if len(at.operands) < 4:
+        fail(at, f"expected at least 4 operands, got {len(at.operands)}")
     d, a, second, scale, *rest = at.operands
-    if not isinstance(d, Vector) or len(d.parts) != columns // 2:
-        fail(at, f"expected {columns // 2} registers of the accumulator")
+    count = columns // (4 if form.sums == "f16" else 2)
+    if not isinstance(d, Vector) or len(d.parts) != count:
+        fail(at, f"expected {count} registers of the accumulator")
     dests = [b.dest(part, "f32", at)[0] for part in d.parts]
-    if any(b.types[place].kind != "f" for place in dests):
-        fail(at, "registers of the accumulator have to be declared .f32")
-    signs = _signs(rest, at, transposes=kind == "bf16", from_registers=isinstance(a, Vector))
+    types = [b.types[place] for place in dests]
+    if any(kind.itemsize != 4 for kind in types):
+        fail(at, "registers of the accumulator have to have 32 bits")
+    signs, across = _trailing(rest, at, form, from_registers=isinstance(a, Vector))
     source = _a_source(b, a, at)
+    parts = a.parts if isinstance(a, Vector) else ()
+    held_parts = [part for part in parts if isinstance(part, Register)]
     descriptor = values(b, second, "b64", at)
     adds = values(b, scale, "pred", at)
 
@@ -342,24 +480,33 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
         wait = warp.needs(mask, FULL)
         if wait is not None:
             return wait
-        if not warp.fenced_products:
+        if not warp.fenced_products and warp.cta.machine.checks.look_for(Kind.PRODUCT_FENCE):
             raise Finding(Kind.PRODUCT_FENCE, f"by warp {warp.index}")
-        group = warp.cta.products.setdefault(warp.index // GROUP_WARPS, Warpgroup())
-        product = group.product(warp, at.line, kind, columns)
+        group = _group(warp)
+        product = group.product(warp, at.line, form, columns)
         member = warp.index % GROUP_WARPS
         a_value, b_value = source(warp), int(descriptor(warp)[0])
         from_shared = isinstance(a_value, int)
         key = (b_value, a_value if from_shared else -1, bool(adds(warp)[0]))
         if product.joined == 0:
-            product.key, product.signs = key, signs
+            product.key, product.signs, product.across = key, signs, across
             product.begin(a_value if from_shared else None, b_value)
-            warp.cta.machine.operations.append(product)
+            warp.cta.machine.begin(product)
         elif product.key != key:
             raise Finding(Kind.DIVERGENCE, "warps of a warpgroup give wgmma different operands")
         if not from_shared:
             product.a_registers[member] = a_value
-        _own(warp, product, dests, adds=key[2])
+            product.a_held[member] = [(part, warp.registers[part.index]) for part in held_parts]
+            if warp.tainted:
+                _mark_rows(warp, product, a)
+        elif warp.tainted:
+            decides(warp, tuple(x for x in (a,) if isinstance(x, Register)), lanes(FULL))
+        _own(warp, product, dests, types, adds=key[2])
         product.joined += 1
+        if group.view is not None and warp.view is not None:
+            group.view.acquire(warp.view.seen)
+        if product.joined == GROUP_WARPS:
+            product.order(group.view)
         warp.open_products.append(product)
         if warp.cta.machine.eager and product.eligible():
             warp.cta.machine.operations.remove(product)
@@ -369,15 +516,19 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
     return run
 
 
-def _signs(rest: list[Operand], at: Instruction, *, transposes: bool, from_registers: bool) -> int:
-    """Sign of the products. Only K-major operands are modelled."""
+def _trailing(
+    rest: list[Operand], at: Instruction, form: Form, *, from_registers: bool
+) -> tuple[int, tuple[bool, bool]]:
+    """Sign of the products, and whether the rows' dimension of A and B is the contiguous one."""
     numbers = [number(operand, at) for operand in rest]
-    expected = 2 + (transposes and 2 - from_registers)
-    if len(numbers) != expected or any(x not in (1, -1) for x in numbers[:2]):
-        fail(at, f"trailing operands {numbers}, expected {expected}: two signs, then majors")
-    if any(numbers[2:]):
-        fail(at, "MN-major operands are not modelled")
-    return numbers[0] * numbers[1]
+    signs = 0 if form.model is None else 2
+    majors = 2 - from_registers if form.transposes else 0
+    legal = all(x in (1, -1) for x in numbers[:signs]) and all(x in (0, 1) for x in numbers[signs:])
+    if len(numbers) != signs + majors or not legal:
+        fail(at, f"trailing operands {numbers}, expected {signs} signs and {majors} majors")
+    given = [bool(x) for x in numbers[signs:]]
+    across = ([False] * (2 - len(given)) + given)[:2]
+    return math.prod(numbers[:signs]), (across[0], across[1])
 
 
 def _a_source(b: Binder, a: Operand, at: Instruction) -> Any:
@@ -399,7 +550,19 @@ def _a_source(b: Binder, a: Operand, at: Instruction) -> Any:
     return read
 
 
-def _own(warp: Warp, product: Product, dests: list[int], *, adds: bool) -> None:
+def _mark_rows(warp: Warp, product: Product, a: Operand) -> None:
+    """Rows of A in registers that hold what was never written."""
+    assert isinstance(a, Vector)
+    row, _ = _fragment_a()
+    for i, part in enumerate(a.parts):
+        held = warp.tainted.get(part.index) if isinstance(part, Register) else None
+        if held is not None:
+            rows = np.zeros((ROWS, 1), bool)
+            rows[row[i, held.lanes, 0] + 16 * (warp.index % GROUP_WARPS)] = True
+            product.mark(rows, held.origin)
+
+
+def _own(warp: Warp, product: Product, dests: list[int], types: list[Any], *, adds: bool) -> None:
     """Make a warp's accumulator registers the product's, and take what they hold as its start."""
     member = warp.index % GROUP_WARPS
     held = [warp.registers[place] for place in dests]
@@ -407,6 +570,8 @@ def _own(warp: Warp, product: Product, dests: list[int], *, adds: bool) -> None:
         owner = held[0].operation
         if not isinstance(owner, Product) or not _same(held, owner.pending[member]):
             raise Finding(Kind.PENDING_REGISTER, f"the accumulator belongs to {owner}")
+        if owner.form.sums != product.form.sums:
+            raise Finding(Kind.PENDING_REGISTER, f"{owner} has sums of another type")
         product.chained, product.pending[member] = owner, held
         for pending in held:
             pending.operation = product
@@ -415,13 +580,25 @@ def _own(warp: Warp, product: Product, dests: list[int], *, adds: bool) -> None:
         if any(isinstance(value, Pending) for value in held):
             raise Finding(Kind.PENDING_REGISTER, "a part of the accumulator belongs to a product")
         product.starts[member] = held
-    product.pending[member] = [Pending(product, place) for place in dests]
+        if warp.tainted:
+            product.start_with(member, [warp.tainted.get(place) for place in dests])
+    product.pending[member] = [
+        Pending(product, place, _as_declared(kind))
+        for place, kind in zip(dests, types, strict=True)
+    ]
     for place, pending in zip(dests, product.pending[member], strict=True):
         warp.registers[place] = pending
+        if warp.tainted:
+            warp.tainted.pop(place, None)
+
+
+def _as_declared(kind: Any) -> Any:
+    """What makes a result, kept as 32 bits, a value of the register."""
+    return None if kind == np.dtype(np.uint32) else lambda value: value.view(kind)
 
 
 def _same(held: list[Any], owned: list[Pending]) -> bool:
-    return len(held) == len(owned) and all(x is y for x, y in zip(held, owned, strict=True))
+    return held == owned  # of lists, whose elements are the same objects or differ
 
 
 @effect("wgmma.fence.sync.aligned")
@@ -450,6 +627,7 @@ class ProductsWait(OperationsWait):
     """When they are there, the instruction is executed again and gives the registers back."""
 
     retry = True
+    label = "wgmma"
 
 
 @effect("wgmma.wait_group.sync.aligned")
@@ -466,8 +644,13 @@ def wgmma_wait_group(b: Binder, at: Instruction) -> Effect:
         over = groups[: len(groups) - newest] if newest else groups
         waited = [product for group in over for product in group]
         if not all(product.done for product in waited):
-            return ProductsWait(waited)
+            return ProductsWait(waited, 0)
+        view = _group(warp).view
+        if view is not None:
+            OperationsWait(waited, view.party).over(warp)
         for product in waited:
+            if warp.cta.machine.checks.any:
+                _check_operand(warp, product)
             _give_back(warp, product)
         warp.fenced_products = warp.fenced_products and newest > 0
         del groups[: len(over)]
@@ -481,8 +664,38 @@ def _give_back(warp: Warp, product: Product) -> None:
     member = warp.index % GROUP_WARPS
     if not product.pending[member] or product.pending[member][0].operation is not product:
         return  # a later product adds to it
-    for pending, value in zip(product.pending[member], product.registers(member), strict=True):
-        for place, cast in pending.places:
-            if warp.registers[place] is pending:
-                warp.registers[place] = cast(value) if cast else value
+    if warp.cta.machine.checks.any:
+        _check_kept(warp, product)
+    held = product.held(member)
+    for i, value in enumerate(product.registers(member)):
+        pending = product.pending[member][i]
+        if held is not None:
+            taint = Taint(held[i], product.origin)
+            for place in pending.holders(warp.registers):
+                put(warp, place, united([warp.tainted.get(place), taint]), lanes(FULL))
+        pending.settle(warp.registers, value)
     product.pending[member] = []
+
+
+def _check_kept(warp: Warp, product: Product) -> None:
+    """Raise a finding if a sum went nowhere: its register was written before the wait."""
+    for pending in product.pending[warp.index % GROUP_WARPS]:
+        place = pending.places[0][0]
+        if warp.registers[place].__class__ is not np.ndarray or pending.derived:
+            continue
+        if not any(warp.registers[other] is pending for other, _ in pending.places):
+            name = warp.program.entry.registers[place].name
+            raise Finding(
+                Kind.PENDING_REGISTER,
+                f"{name} belongs to {product}, and was written before the wait for it",
+            )
+
+
+def _check_operand(warp: Warp, product: Product) -> None:
+    """Raise a finding if registers of A do not hold what they held when it was issued."""
+    for register, value in product.a_held[warp.index % GROUP_WARPS]:
+        if warp.registers[register.index] is not value:
+            raise Finding(
+                Kind.PENDING_REGISTER,
+                f"{register.name} holds A of {product}, and was written before the wait for it",
+            )

@@ -74,6 +74,8 @@ class FusedTruncating:
     k: int
     min_exponent: int | None = None
     confirmed: bool = False
+    k_min_exponent: int | None = None
+    """Of k, where its type is another one than that of q."""
 
     def dots(self, q: F64, k: F64, start: F64 | None = None) -> F64:
         """The sums, added to accumulators `start` [R, K] (float32 values) if given."""
@@ -87,7 +89,8 @@ class FusedTruncating:
         total, bound = np.zeros((len(q), len(k))), np.zeros((len(q), len(k)))
         if start is not None:
             total += start
-        q_exponent, k_exponent = _exponent(q, self.min_exponent), _exponent(k, self.min_exponent)
+        k_least = self.min_exponent if self.k_min_exponent is None else self.k_min_exponent
+        q_exponent, k_exponent = _exponent(q, self.min_exponent), _exponent(k, k_least)
         for first in range(0, q.shape[1], self.k):
             dims = slice(first, first + self.k)
             largest = _exponent(total, _FLOAT32_MIN)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +25,25 @@ def test_a_problem_is_run_and_instructions_are_counted(run: Any) -> None:
     result = run("emulate", SMALL, "--schedule", "hunt", "--seed", "3")
     assert result.exit_code == 0
     assert "as the oracle says, schedule=hunt seed=3" in result.stdout
-    assert "feed" in result.stdout
+    counts = {}
+    for line in result.stdout.splitlines()[2:]:
+        *name, count = line.split()
+        if count.isdigit():
+            counts[" ".join(name)] = int(count)
+    (total,) = re.findall(r": (\d+) instructions of 20 warps", result.stdout)
+    roles = {name: counts.pop(name) for name in ("math", "load", "rows", "weights", "clean")}
+    assert sum(roles.values()) == sum(counts.values()) == int(total)
+    assert {"wgmma", "mbarriers", "floating point"} <= counts.keys()
+
+
+@pytest.mark.skipif(compiler.unavailable() is not None, reason="NVRTC is missing")
+def test_a_timeline_is_written(run: Any, tmp_path: Path, error_line: Any) -> None:
+    path = tmp_path / "timeline.json"
+    assert run("emulate", SMALL, "--trace", str(path)).exit_code == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    assert "warp 16 load" in {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    nowhere = tmp_path / "missing" / "timeline.json"
+    assert f"--trace {nowhere}" in error_line(run("emulate", SMALL, "--trace", str(nowhere)), 1)
 
 
 @pytest.mark.skipif(compiler.unavailable() is not None, reason="NVRTC is missing")

@@ -28,23 +28,29 @@ def kernel(body: str, params: int, *, shared: str = "") -> str:
     return f"{HEADER}.visible .entry k(\n{names}\n)\n{{\n{start}{body}\nret;\n}}\n"
 
 
-def apply(body: str, inputs: list[Array], result: Any, *, threads: int = 32) -> Array:
-    """Registers %r/%f/... named in0, in1, ... are loaded from arrays, `out` is stored.
-
-    `body` says in0, in1 and out; their registers follow from the dtypes.
-    """
-    text, out = "", np.zeros(threads, result)
+def applied(body: str, inputs: list[Array], result: Any) -> str:
+    """The kernel of `apply`: parameters are the inputs, then where `out` is stored."""
+    text, out = "", np.dtype(result)
     for i, array in enumerate(inputs):
         size = array.dtype.itemsize
         name = _register(array.dtype, 40 // size + i if size > 4 else 20 + i)
         text += f"mul.wide.u32 %rd50, %r0, {size};\nadd.s64 %rd51, %rd{i}, %rd50;\n"
         text += f"ld.global.{_kind(array.dtype)} {name}, [%rd51];\n"
         body = body.replace(f"in{i}", name)
-    name, count = _register(out.dtype, 12), len(inputs)
+    name, count = _register(out, 12), len(inputs)
     text += body.replace("out", name)
-    text += f"mul.wide.u32 %rd52, %r0, {out.dtype.itemsize};\nadd.s64 %rd53, %rd{count}, %rd52;\n"
-    text += f"st.global.{_kind(out.dtype)} [%rd53], {name};\n"
-    run(kernel(text, count + 1), "k", 1, threads, [*inputs, out])
+    text += f"mul.wide.u32 %rd52, %r0, {out.itemsize};\nadd.s64 %rd53, %rd{count}, %rd52;\n"
+    text += f"st.global.{_kind(out)} [%rd53], {name};\n"
+    return kernel(text, count + 1)
+
+
+def apply(body: str, inputs: list[Array], result: Any, *, threads: int = 32) -> Array:
+    """Registers %r/%f/... named in0, in1, ... are loaded from arrays, `out` is stored.
+
+    `body` says in0, in1 and out; their registers follow from the dtypes.
+    """
+    out = np.zeros(threads, result)
+    run(applied(body, inputs, result), "k", 1, threads, [*inputs, out])
     return out
 
 

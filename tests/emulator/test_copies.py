@@ -24,9 +24,20 @@ BYTES = 8192
 
 
 def tile_kernel(rank: int, box_bytes: int, coordinates: str, *, rest: str = "") -> str:
-    """One thread loads a tile; all copy what shared memory holds from there on to the result."""
+    """One thread loads a tile; all copy what shared memory holds from there on to the result, which
+    was full of ones before."""
     body = f"""
     mov.u64 %rd8, tile;
+    mul.wide.u32 %rd11, %r0, 4;
+    add.s64 %rd12, %rd8, %rd11;
+    add.s64 %rd13, %rd12, {BYTES};
+    mov.u32 %r10, 0xffffffff;
+    ONES: st.shared.u32 [%rd12], %r10;
+    add.s64 %rd12, %rd12, 128;
+    setp.lt.u64 %p3, %rd12, %rd13;
+    @%p3 bra ONES;
+    fence.proxy.async.shared::cta;
+    bar.warp.sync 0xffffffff;
     cvt.u32.u64 %r8, %rd8;
     mov.u64 %rd9, bar;
     cvt.u32.u64 %r9, %rd9;
@@ -148,16 +159,22 @@ def test_a_tile_off_16_bytes_is_found() -> None:
     assert caught.value.report.kind is Kind.MISALIGNED
 
 
-def test_a_read_before_the_wait_is_a_race_where_the_copy_is_late() -> None:
+def test_a_read_before_the_wait_is_a_race() -> None:
     tensor = torch.zeros((8, 64), dtype=torch.uint8)
     described: TensorMap = tensor_map(tensor, (4, 16), name="x")
     early = "ld.shared.u32 %r12, [%rd8];"
     text = tile_kernel(2, 64, "0, 0", rest=early)
     args = [np.zeros(BYTES, np.uint8), BoundMap(described, tensor)]
     run(text, "k", 1, 32, args)
-    with pytest.raises(EmulationError) as caught:
-        run(text, "k", 1, 32, args, schedule="lazy")
-    assert caught.value.report.kind is Kind.RACE
+    for how in ({"schedule": "lazy"}, {"schedule": "lazy", "checks": False}, {"checks": True}):
+        if how.get("checks") is False:
+            run(text, "k", 1, 32, args, **how)
+            continue
+        with pytest.raises(EmulationError) as caught:
+            run(text, "k", 1, 32, args, **how)
+        assert caught.value.report.kind is Kind.RACE
+        assert "tile (byte 0 of shared memory) is read" in str(caught.value)
+        assert "tile of x" in str(caught.value)
 
 
 def test_wrong_bytes_never_flip_the_barrier() -> None:

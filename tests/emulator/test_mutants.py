@@ -1,146 +1,168 @@
-"""Mistakes in a kernel are found, and what is none is not."""
+"""Mistakes in a kernel are found, by name, and what is none is not."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from mutants import Mutant, compile_mutant
+from mutants import PARTS, Launch, Mutant, compile_from, compile_mutant, copies_by_cta, source_lines
 
-from mqa.cuda import compiler
+from mqa.cuda import compiler, sm90, sm90_tiles
 from mqa.cuda.compiler import Binary
 from mqa.cuda.plan import Plan
-from mqa.emulator import EmulationError, Kind, Report, backend, executor
-from mqa.problem import parse
-from mqa.testing import Case, assert_logits, make_case
+from mqa.emulator import Kind
+from mqa.problem import DenseProblem
 
 pytestmark = pytest.mark.skipif(
     compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
 )
 
-DENSE = "dense fp8 S=17 N=1250 H=64 D=128 sms=2 regime=exact"
-"""10 tiles a block for 4 stages, the last one partial; the second CTA begins within a block."""
-PAGED = "paged fp8 B=7 next_n=1 H=64 D=128 P=64 blocks=250 columns=36 L=2250 sms=2 regime=exact"
+CASES = {
+    "dense": "dense fp8 S=41 N=620 H=64 D=128 regime=exact",
+    "narrow": "dense fp8 S=13 N=150 H=64 D=64 regime=exact",
+    "mx": "dense mxfp4 S=41 N=300 H=64 D=64 regime=exact",
+    "paged": "paged fp8 B=8 next_n=1 H=64 D=128 P=64 blocks=200 columns=20 L=1250 regime=exact "
+    "lens=random seed=1",
+}
+EMPTY_ROW = 11
+"""Of the dense ones; the paged one has such a request."""
 SEEDS = 20
+REPEATED = "stage_released_before_the_product_read_it"
 FEED, MATH = "sm90/score/dense.cuh", "sm90/score/math.cuh"
 KERNEL, TILE = "sm90/score/kernel.cuh", "sm90/score/tile.cuh"
-WAIT = "    ptx::wgmma_wait_group_0(dots);\n    release();\n    float sums"
-IF_FIRST = "if (i % kTiles == 0) "
+QUERIES, PAGES = "sm90/score/queries.cuh", "sm90/score/paged.cuh"
+PRODUCTS = "    ptx::wgmma_wait_group_0(dots);\n    release();\n"
 FULL_WAIT = "ptx::mbarrier_wait_parity(k_full + stage * 8, parity);"
 EMPTY_WAIT = (
     "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]), "
     "ring.parity ^ 1);\n"
 )
 Q_WAIT = (
-    "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[blocks.stage]), "
-    "blocks.parity);\n      const Piece"
+    "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[blocks.stage()]),\n"
+    "                                blocks.parity());\n"
 )
+RANGE_WAIT = "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);\n"
 INIT_FENCE = "  ptx::fence_mbarrier_init();\n"
 INIT_AGAIN = "  ptx::mbarrier_init(ptx::shared_address(&shared.k_full[0]), k_arrivals);\n"
+FENCE, MEET = (
+    "    ptx::fence_proxy_async_shared();\n",
+    "    ptx::bar_sync(kMathBarrier, kMathThreads);\n",
+)
+LOAD_K = "ptx::cp_async_bulk_tensor_2d_load(ptx::shared_address(shared.k[stage])"
+STORED = "store(i, round_to<Logit>(fmaf(totals[i], k_scale, 0.0f)));"
 
 MUTANTS = (
-    Mutant("wait_dropped", MATH, IF_FIRST + FULL_WAIT, "", (Kind.RACE,), "tile of kv"),
-    Mutant(
-        "wait_on_the_wrong_parity",
-        MATH,
-        FULL_WAIT,
-        FULL_WAIT.replace("parity);", "parity ^ 1);"),
-        (Kind.RACE, Kind.DEADLOCK)),
-    Mutant(
-        "stage_released_before_the_product_read_it",
-        TILE,
-        WAIT,
-        "    release();\n    ptx::wgmma_wait_group_0(dots);\n    float sums",
-        (Kind.RACE,),
-        "tile of kv",
-    ),
-    Mutant(
-        "too_few_bytes_expected",
-        FEED,
-        "Tiling::kKBytes + count / 4 * 16);",
-        "Tiling::kKBytes - 16 + count / 4 * 16);",
-        (Kind.DEADLOCK,),
-        "-16 bytes to come"),
-    Mutant(
-        "proxy_fence_dropped",
-        "common/logits.cuh",
-        "  ptx::fence_proxy_async_shared();\n  __syncwarp();",
-        "  __syncwarp();",
-        (Kind.PROXY_FENCE,),
-        "cp.async.bulk.global",
-    ),
-    Mutant(
-        "wgmma_wait_dropped",
-        TILE,
-        WAIT,
-        "    release();\n    float sums",
-        (Kind.PENDING_REGISTER,),
-        "belongs to wgmma"),
+    Mutant("wait_dropped", MATH, FULL_WAIT, ";",
+           Kind.RACE, "k_scale[0]", "const float k_scale = *k_scale_at;"),
+    Mutant("wait_on_the_wrong_parity", MATH, FULL_WAIT, FULL_WAIT.replace("ty);", "ty ^ 1);"),
+           Kind.UNWRITTEN, "k_scale[0]", STORED),
+    Mutant("stage_released_before_the_product_read_it", TILE, PRODUCTS,
+           "    release();\n    ptx::wgmma_wait_group_0(dots);\n",
+           Kind.RACE, "k[0]", LOAD_K, seen=False),
+    Mutant("too_few_bytes_expected", FEED, "Tiling::kKBytes + count / 4 * 16);",
+           "Tiling::kKBytes - 16 + count / 4 * 16);",
+           Kind.DEADLOCK, "mbarrier k_full[0]", FULL_WAIT),
+    Mutant("proxy_fence_dropped", "common/logits.cuh",
+           "  ptx::fence_proxy_async_shared();\n  __syncwarp();", "  __syncwarp();",
+           Kind.PROXY_FENCE, "fill (", "ptx::cp_async_bulk_store(", seen=False),
+    Mutant("proxy_fence_of_queries_dropped", QUERIES, FENCE + MEET, MEET,
+           Kind.PROXY_FENCE, "q (", "ptx::wgmma_k16_bf16(dots", seen=False, case="mx"),
+    Mutant("wgmma_wait_dropped", TILE, PRODUCTS, "    release();\n",
+           Kind.PENDING_REGISTER, "belongs to wgmma", "ptx::max_nan(x, 0.0f)", seen=False),
+    Mutant("wrong_swizzle", "ptx/wgmma.cuh", "kRowBytes == 64 ? 2 :", "kRowBytes == 64 ? 3 :",
+           case="narrow"),
     Mutant("stages_off_by_one", MATH, "typename Tiling::StageRing;", "Ring<Tiling::kStages - 1>;",
-           (Kind.DEADLOCK, Kind.RACE)),
+           Kind.DEADLOCK, "mbarrier k_full[0]", "shared.k_full[ring.stage]), ring.parity);"),
     Mutant("barrier_initialised_again", KERNEL, INIT_FENCE, INIT_FENCE + INIT_AGAIN,
-           (Kind.BARRIER,), "is initialised again"),
+           Kind.BARRIER, "mbarrier k_full[0]", INIT_AGAIN.strip(), seen=False),
     Mutant("arrivals_too_few", KERNEL, "Tiling::kReaderWarps * ptx::kWarpArrivals);",
-           "Tiling::kReaderWarps * ptx::kWarpArrivals - 1);", (Kind.RACE,), "tile of kv"),
+           "Tiling::kReaderWarps * ptx::kWarpArrivals - 1);",
+           Kind.RACE, "k_scale[0]", "shared.k_scale[stage]), args.k_scale + token", seen=False),
     Mutant("stages_swapped", FEED, "(ptx::shared_address(shared.k[stage]) +",
-           "(ptx::shared_address(shared.k[stage ^ 1]) +", (Kind.RACE,), "tile of kv"),
+           "(ptx::shared_address(shared.k[stage ^ 1]) +",
+           Kind.RACE, "k[0]", "ptx::wgmma_k32_e4m3(dots"),
     Mutant("last_split_missed", FEED, "done < Tiling::padded(task.length);",
-           "done + kStageRows < Tiling::padded(task.length);", (Kind.DEADLOCK,),
-           "1 of 1 arrivals"),
-    Mutant("store_past_the_row", "sm90/score/epilogue.cuh", "(token - row.start) < row.length)",
-           "(token - row.start) <= row.length)", (Kind.OUT_OF_BOUNDS,), "of out"),
-    Mutant("init_fence_dropped", KERNEL, INIT_FENCE, "", (Kind.BARRIER,), "fence.mbarrier_init"),
-    Mutant("queries_not_waited_for", MATH, Q_WAIT, "      const Piece",
-           (Kind.RACE, Kind.OUT_OF_BOUNDS, Kind.DEADLOCK)),
-    Mutant("empty_stage_not_waited_for", FEED, EMPTY_WAIT, "", (Kind.RACE, Kind.DEADLOCK)),
-    Mutant("elected_by_half_a_warp", "sm90/score/paged.cuh", "if (ptx::elect_one())",
-           "if (threadIdx.x % kWarpSize < 16 && ptx::elect_one())", (Kind.DEADLOCK,),
-           "threads 0xffff0000 of its warp"),
+           "done + kStageRows < Tiling::padded(task.length);",
+           Kind.DEADLOCK, "mbarrier k_full[1]", FULL_WAIT),
+    Mutant("last_stage_of_a_request_missed", PAGES,
+           "if (Tiling::kAligned > 1 && done + row >= task.length) {",
+           "if (done + row + kStageRows >= task.length) {",
+           Kind.UNWRITTEN, "comes from k[", STORED, case="paged"),
+    Mutant("store_past_the_row", "sm90/score/epilogue.cuh",
+           "(token - row.start) < row.length)", "(token - row.start) <= row.length)",
+           Kind.OUT_OF_BOUNDS, "of out", "ptx::st_global(row.origin"),
+    Mutant("init_fence_dropped", KERNEL, INIT_FENCE, "",
+           Kind.BARRIER, "mbarrier q_full[0]", "shared.q[ring.stage()]) + i * kBytes", seen=False),
+    Mutant("queries_not_waited_for", MATH, Q_WAIT, "",
+           Kind.UNWRITTEN, "piece[0]", "if (block.groups == 0) break;"),
+    Mutant("empty_stage_not_waited_for", FEED, EMPTY_WAIT, "",
+           Kind.RACE, "k[0]", LOAD_K),
+    Mutant("range_not_waited_for", "sm90/score/feed.cuh", RANGE_WAIT, "",
+           Kind.RACE, "cuts", "range[threadIdx.x % kWarpSize] = shared.cuts", seen=False),
+    Mutant("threads_do_not_meet", QUERIES, FENCE + MEET, FENCE,
+           Kind.PROXY_FENCE, "q + ", "ptx::wgmma_k16_bf16(dots", case="mx"),
+    Mutant("elected_by_half_a_warp", PAGES, "if (ptx::elect_one())",
+           "if (threadIdx.x % kWarpSize < 16 && ptx::elect_one())",
+           Kind.DEADLOCK, "threads 0xffff0000 of its warp", "16 && ptx::elect_one()", case="paged"),
 )  # fmt: skip
-QUICK = ("stage_released_before_the_product_read_it", "proxy_fence_dropped", "store_past_the_row")
-SAME = (
-    Mutant("a_fence_more", TILE, "    float dots[kColumns / 2];\n    ptx::wgmma_fence();\n#pragma "
-           "unroll\n    for (int step = 0; step < kDim / 32",
-           "    float dots[kColumns / 2];\n    ptx::fence_proxy_async_shared();\n    "
-           "ptx::wgmma_fence();\n#pragma unroll\n    for (int step = 0; step < kDim / 32"),
-    Mutant("another_form", MATH, "stages = (block.length + kStageRows - 1) / kStageRows;",
-           "stages = (kStageRows - 1 + block.length) / kStageRows;"),
-)  # fmt: skip
+QUICK = (REPEATED, "wgmma_wait_dropped", "stages_swapped", "too_few_bytes_expected")
+SAME = ("the_kernel_itself", "labels_renamed", "a_fence_more", "a_stage_more")
+FENCED = "    float dots[kColumns / 2];\n    ptx::wgmma_fence();\n"
 
 
-class Launch:
-    """What the backend would launch for a case."""
-
-    def __init__(self, line: str, patch: pytest.MonkeyPatch) -> None:
-        self.case: Case = make_case(parse(line))
-        found: list[tuple[Plan, dict[str, Any]]] = []
-        patch.setattr(backend, "execute", lambda plan, tensors: found.append((plan, tensors)))
-        self.case.run(backend="sm90-emulated")
-        ((self.plan, self.tensors),) = found
-
-    def report(self, binary: Binary, schedule: str, seed: int) -> Report | None:
-        self.tensors["out"].fill_(torch.nan)
-        try:
-            executor.run_plan(
-                binary.ptx, binary.symbol, self.plan, self.tensors, schedule=schedule, seed=seed
-            )
-        except EmulationError as error:
-            return error.report
-        return None
-
-    def right(self) -> bool:
-        try:
-            assert_logits(self.case, self.tensors["out"])
-        except AssertionError:
-            return False
-        return True
+def launch_of(case: str, patch: pytest.MonkeyPatch) -> Launch:
+    return Launch(CASES[case], patch, empty_row=-1 if case == "paged" else EMPTY_ROW)
 
 
-def launched(mutant: Mutant, patch: pytest.MonkeyPatch, folder: Path) -> tuple[Launch, Binary]:
-    launch = Launch(PAGED if "paged" in mutant.file else DENSE, patch)
-    return launch, compile_mutant(mutant, launch.plan.kernel, folder)
+def test_cases_hold_what_mistakes_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two CTAs, each with three blocks of rows or more and key tiles for two turns of the ring and
+    one more; a row without tokens; a last tile that is not whole."""
+    for case in ("dense", "paged"):
+        launch = launch_of(case, monkeypatch)
+        kernel = launch.plan.kernel
+        stages, rows = int(kernel.arguments[3]), int(kernel.arguments[4])
+        binary = compile_from(compiler.sources(), kernel)
+        with copies_by_cta(monkeypatch) as copies:
+            assert launch.report(binary, "eager") is None
+        assert launch.right()
+        assert len(copies) == launch.plan.grid == PARTS
+        dense = isinstance(launch.case.problem, DenseProblem)
+        boxes = 1 if dense else rows // launch.case.tensors["cache"].shape[1]
+        # Tiles of q begin at the row that stands last; two make a block of more than half its rows.
+        block = 512 // 64 if dense else 1
+        for names in copies.values():
+            first = {int(name.rstrip("]").rpartition(" ")[2]) for name in names if " q " in name}
+            keys = sum(name.startswith(("tile of kv", "tile of cache")) for name in names)
+            assert len({row // block for row in first}) >= 3
+            assert keys // boxes >= 2 * stages + 1
+        lengths = launch.case.data.end - launch.case.data.start
+        assert (lengths <= 0).any()
+        assert lengths.max() % sm90_tiles.TILE_ROWS != 0
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mistake_is_found_and_named(
+    mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launch = launch_of(mutant.case, monkeypatch)
+    binary = compile_mutant(mutant, launch.plan.kernel, tmp_path)
+    if mutant.kind is not None:
+        found = (launch.report(binary, "hunt", seed) for seed in range(SEEDS))
+        named = (
+            report
+            for report in found
+            if report is not None
+            and report.kind is mutant.kind
+            and mutant.names in report.message
+            and any(mutant.at in line for line in source_lines(report, tmp_path))
+        )
+        report = next(named)
+        if mutant.name == REPEATED:
+            assert launch.report(binary, "hunt", report.seed) == report
+    else:
+        assert launch.report(binary, "hunt") is None
+        assert not launch.right()
 
 
 @pytest.mark.parametrize(
@@ -150,35 +172,74 @@ def launched(mutant: Mutant, patch: pytest.MonkeyPatch, folder: Path) -> tuple[L
         for m in MUTANTS
     ],
 )
-def test_a_hunt_finds_the_mistake(
+def test_a_mistake_is_seen_without_checks_or_not(
     mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    launch, binary = launched(mutant, monkeypatch, tmp_path)
-    reports = (launch.report(binary, "hunt", seed) for seed in range(SEEDS))
-    report = next(report for report in reports if report is not None)
-    assert report.kind in mutant.kinds
-    assert mutant.says in str(report)
-    again = launch.report(binary, "hunt", report.seed)
-    assert again == report
+    """What a test of results alone sees, where copies and products are early as they mostly are."""
+    launch = launch_of(mutant.case, monkeypatch)
+    binary = compile_mutant(mutant, launch.plan.kernel, tmp_path)
+    ended = launch.report(binary, "eager", checks=False) is None
+    assert mutant.seen != (ended and launch.right())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mutant", SAME, ids=lambda mutant: mutant.name)
-def test_a_change_that_is_no_mistake_is_not_found(
-    mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    launch, binary = launched(mutant, monkeypatch, tmp_path)
-    for seed in range(SEEDS):
+def test_most_mistakes_are_named_and_some_would_not_be_seen() -> None:
+    named = [mutant for mutant in MUTANTS if mutant.kind is not None]
+    assert len(MUTANTS) >= 15
+    assert 15 * len(named) >= 13 * len(MUTANTS)
+    assert all(mutant.names and mutant.at for mutant in named)
+    assert sum(not mutant.seen for mutant in MUTANTS) >= 5
+
+
+def same(which: str, patch: pytest.MonkeyPatch, folder: Path) -> tuple[Launch, Binary]:
+    """A kernel with a change that is no mistake."""
+    launch = launch_of("dense", patch)
+    kernel = launch.plan.kernel
+    if which == "a_fence_more":
+        after = FENCED.replace(
+            "    ptx::wgmma_fence();\n", "    ptx::fence_proxy_async_shared();\n"
+        )
+        fenced = Mutant(which, TILE, FENCED, after + "    ptx::wgmma_fence();\n")
+        return launch, compile_mutant(fenced, kernel, folder)
+    if which == "a_stage_more":
+        launch = Launch(CASES["dense"].replace("D=128", "D=32"), patch, empty_row=EMPTY_ROW)
+        launch.plan = with_a_stage_more(launch.plan)
+        kernel = launch.plan.kernel
+    binary = compile_from(compiler.sources(), kernel)
+    if which == "labels_renamed":
+        assert "$L__" in binary.ptx
+        binary = dataclasses.replace(binary, ptx=binary.ptx.replace("$L__", "$other_"))
+    return launch, binary
+
+
+def with_a_stage_more(plan: Plan) -> Plan:
+    tiles = sm90.tiles(64, 32)
+    more = dataclasses.replace(tiles, stages=tiles.stages + 1)
+    return dataclasses.replace(
+        plan,
+        kernel=sm90.dense_kernel(more, "float32"),
+        shared_bytes=more.shared_bytes,
+        parts=sm90_tiles.shared_parts(more),
+    )
+
+
+def hunt_nothing(which: str, seeds: range, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    launch, binary = same(which, patch, folder)
+    for seed in seeds:
         assert launch.report(binary, "hunt", seed) is None
         assert launch.right()
 
 
-@pytest.mark.slow
-def test_a_wrong_swizzle_gives_wrong_logits(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("which", SAME)
+def test_a_change_that_is_no_mistake_is_not_found(
+    which: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    edit = ("kRowBytes == 128 ? 1 :", "kRowBytes == 128 ? 2 :")
-    mutant = Mutant("wrong_swizzle", "ptx/wgmma.cuh", *edit)
-    launch, binary = launched(mutant, monkeypatch, tmp_path)
-    assert launch.report(binary, "hunt", 0) is None
-    assert not launch.right()
+    hunt_nothing(which, range(1), monkeypatch, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("which", SAME)
+def test_a_change_that_is_no_mistake_is_not_found_in_200_hunts(
+    which: str, first: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hunt_nothing(which, range(first, first + 50), monkeypatch, tmp_path)

@@ -89,13 +89,13 @@ def test_a_spinning_thread_lets_its_sister_go(schedule: str) -> None:
     body = """
     mov.u64 %rd8, shared;
     mov.u32 %r9, 0;
-    st.shared.u32 [%rd8], %r9;
+    st.volatile.shared.u32 [%rd8], %r9;
     bar.sync 0;
     setp.ne.u32 %p1, %r0, 3;
     @%p1 bra SPIN;
     mov.u32 %r3, 5;
-    st.shared.u32 [%rd8], %r3;
-    SPIN: ld.shared.u32 %r9, [%rd8];
+    st.volatile.shared.u32 [%rd8], %r3;
+    SPIN: ld.volatile.shared.u32 %r9, [%rd8];
     setp.eq.u32 %p2, %r9, 0;
     @%p2 bra SPIN;
     """
@@ -279,7 +279,7 @@ def test_test_wait_answers_at_once() -> None:
         ({"entry": "other"}, "entry='other', expected one of k"),
         ({"args": []}, "expected 1"),
         ({"block": 2000}, "expected 1 to 1024 threads"),
-        ({"grid": 3, "cluster": 2}, "a multiple of 2"),
+        ({"grid": 3, "cluster": 2}, r"multiples of \(2, 1, 1\)"),
         ({"grid": 32, "cluster": 32}, "expected 1 to 16"),
         ({"smem_bytes": 1 << 20}, "expected at most 232448"),
         ({"schedule": "late"}, "expected one of eager, lazy, random, hunt"),

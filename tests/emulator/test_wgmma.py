@@ -146,11 +146,13 @@ def product_kernel(between: str = "", *, fence: str = "fence.proxy.async.shared:
     return kernel(body, 2, shared=shared)
 
 
-def multiply(schedule: str, text: str) -> tuple[Array, Array]:
+def multiply(schedule: str, text: str, *, checks: bool | None = None) -> tuple[Array, Array]:
     """What the kernel gives, and twice the product."""
     a, b = codes(64, exact=True), codes(COLUMNS, exact=True)
     out = np.zeros((REGISTERS, 128), np.float32)
-    run(text, "k", 1, 128, [out, np.concatenate([a, b])], schedule=schedule, seed=2)
+    args = [out, np.concatenate([a, b])]
+    done = run(text, "k", 1, 128, args, schedule=schedule, seed=2, checks=checks)
+    assert sum(done.opcodes.values()) == sum(done.instructions.values())
     result = np.zeros((64, COLUMNS), np.float32)
     row, column = wgmma.fragment(COLUMNS)
     for warp in range(4):

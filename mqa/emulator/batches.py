@@ -1,0 +1,270 @@
+"""Equal instructions of a run that do not depend on each other, executed at once.
+
+A run of instructions that touch registers alone is cut into levels by who needs whose result.
+Instructions of a level that do the same become one call on the rows of a block, [instructions,
+32]. A chain of `fma` becomes one exact product of all its factors, and a sum a level.
+
+Blocks are for the common case. Where it does not hold (a register that an asynchronous operation
+owns, a sum whose second rounding might mislead) the registers are put back, and the caller executes
+one instruction after the other, which is right always and knows where an error is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mqa.emulator import floats
+from mqa.emulator.alu import FORMULAS, LANES, Formula, Function, Registers
+from mqa.emulator.floats import Array
+from mqa.emulator.reports import Finding
+
+_FEWEST = 4
+"""Rows from which on a block takes less time than its instructions."""
+_ELEMENTWISE: set[Any] = {np.add, np.subtract, np.multiply, np.abs, np.negative}
+_ELEMENTWISE |= {floats.max_nan, floats.min_nan, floats.max_number, floats.min_number}
+
+Blocks = list[Any]
+MicroStep = Callable[[Registers, Blocks], None]
+Version = tuple[int, int]
+"""A register, and how often the run has written it before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """What of an instruction matters here."""
+
+    function: Function
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Node:
+    """An instruction with the versions of registers that it reads and writes."""
+
+    function: Function
+    formula: Formula | None
+    operands: tuple[Version, ...] = ()
+    result: Version = (-1, 0)
+    level: int = 0
+    factors_level: int = 0
+    """Of an fma: when its product can be formed."""
+
+
+class Batched:
+    """A run as micro-steps."""
+
+    def __init__(self, steps: Sequence[MicroStep], blocks: int, totals: Sequence[int]) -> None:
+        self._steps, self._blocks, self._totals = steps, blocks, totals
+
+    def __call__(self, values: Registers) -> bool:
+        """Execute the run; False, and nothing has happened, where it has to go step by step."""
+        saved = values.copy()
+        blocks: Blocks = [None] * self._blocks
+        try:
+            for step in self._steps:
+                step(values, blocks)
+        except (TypeError, AttributeError, Finding):
+            values[:] = saved
+            return False
+        if self._totals and not floats.rounds_once([blocks[i] for i in self._totals]):
+            values[:] = saved
+            return False
+        return True
+
+
+def batched(run: Sequence[Instruction]) -> Batched | None:
+    """The run in blocks; None where it has no equal instructions to speak of."""
+    if len(run) < 2 * _FEWEST:
+        return None
+    compiler = _Compiler(_nodes(run))
+    return compiler.compile() if compiler.pays else None
+
+
+def _nodes(run: Sequence[Instruction]) -> list[_Node]:
+    versions: dict[int, int] = defaultdict(int)
+    written: dict[int, int] = defaultdict(lambda: -1)
+    read: dict[int, int] = defaultdict(lambda: -1)
+    nodes = []
+    for at in run:
+        node = _Node(at.function, _formula(at.function))
+        if node.formula is not None:
+            node.operands = tuple((place, versions[place]) for place in node.formula.sources)
+            factors = node.formula.sources[:2]
+            node.factors_level = max((written[place] + 1 for place in factors), default=0)
+        before = [written[place] for place in (*at.reads, *at.writes)]
+        before += [read[place] for place in at.writes]
+        node.level = max(before, default=-1) + 1
+        for place in at.reads:
+            read[place] = max(read[place], node.level)
+        for place in at.writes:
+            versions[place] += 1
+            written[place] = node.level
+        if node.formula is not None:
+            node.result = (node.formula.to, versions[node.formula.to])
+        nodes.append(node)
+    return nodes
+
+
+def _formula(function: Function) -> Formula | None:
+    found = FORMULAS.get(function)
+    if found is not None and (found.function in _ELEMENTWISE or found.function is floats.fma_f32):
+        return found
+    return None
+
+
+@dataclass(slots=True)
+class _Compiler:
+    nodes: list[_Node]
+    blocks: int = 0
+    rows: dict[Version, tuple[int, int]] = field(default_factory=dict)
+    """Block and row where a version of a register stands."""
+    gathered: dict[tuple[Version, ...], int] = field(default_factory=dict)
+    totals: list[int] = field(default_factory=list)
+
+    @property
+    def pays(self) -> bool:
+        groups: dict[Any, int] = defaultdict(int)
+        for node in self.nodes:
+            if node.formula is not None:
+                level = 0 if node.formula.function is floats.fma_f32 else node.level
+                groups[level, node.formula.function] += 1
+        return max(groups.values(), default=0) >= 2 * _FEWEST
+
+    def compile(self) -> Batched:
+        levels: dict[int, list[_Node]] = defaultdict(list)
+        products: dict[int, list[_Node]] = defaultdict(list)
+        for node in self.nodes:
+            levels[node.level].append(node)
+            if node.formula is not None and node.formula.function is floats.fma_f32:
+                products[node.factors_level].append(node)
+        steps: list[MicroStep] = []
+        for level in range(max(levels) + 1):
+            if products[level]:
+                steps.append(self._product(products[level]))
+            groups: dict[Any, list[_Node]] = defaultdict(list)
+            for node in levels[level]:
+                groups[node.formula and node.formula.function].append(node)
+            for function, group in groups.items():
+                steps += self._group(function, group)
+        return Batched(steps, self.blocks, self.totals)
+
+    def _new_block(self) -> int:
+        self.blocks += 1
+        return self.blocks - 1
+
+    def _group(self, function: Any, group: list[_Node]) -> Iterable[MicroStep]:
+        if function is floats.fma_f32:
+            yield self._sum(self._aligned(group, 2))
+        elif function is None or len(group) < _FEWEST:
+            for node in group:
+                yield _alone(node.function)
+        else:
+            yield self._elementwise(function, group)
+
+    def _aligned(self, group: list[_Node], operand: int) -> list[_Node]:
+        """In the order in which an operand's rows stand already, if they do."""
+        return sorted(group, key=lambda node: self.rows.get(node.operands[operand], (-1, 0)))
+
+    def _elementwise(self, function: Any, group: list[_Node]) -> MicroStep:
+        count = len(group[0].operands)
+        readers = [self._reader([node.operands[i] for node in group]) for i in range(count)]
+        block, places = self._results(group)
+
+        def step(values: Registers, blocks: Blocks) -> None:
+            out = function(*[read(values, blocks) for read in readers])
+            blocks[block] = out
+            for place, row in zip(places, out, strict=True):
+                values[place] = row
+
+        return step
+
+    def _product(self, nodes: list[_Node]) -> MicroStep:
+        """Exact products of the factors, in the order in which sums take them."""
+        ordered = sorted(nodes, key=lambda node: node.level)
+        one, other = (self._reader([node.operands[i] for node in ordered]) for i in range(2))
+        block = self._new_block()
+        for row, node in enumerate(ordered):
+            self.rows[_product_of(node)] = (block, row)
+
+        def step(values: Registers, blocks: Blocks) -> None:
+            product = np.multiply(one(values, blocks), other(values, blocks), dtype=np.float64)
+            blocks[block] = product.reshape(-1, LANES)
+
+        return step
+
+    def _sum(self, group: list[_Node]) -> MicroStep:
+        product = self._reader([_product_of(node) for node in group])
+        addend = self._reader([node.operands[2] for node in group])
+        total = self._new_block()
+        self.totals.append(total)
+        block, places = self._results(group)
+
+        def step(values: Registers, blocks: Blocks) -> None:
+            blocks[total] = exact = product(values, blocks) + addend(values, blocks)
+            blocks[block] = out = exact.astype(np.float32)
+            for place, row in zip(places, out, strict=True):
+                values[place] = row
+
+        return step
+
+    def _results(self, group: list[_Node]) -> tuple[int, list[int]]:
+        block = self._new_block()
+        for row, node in enumerate(group):
+            self.rows[node.result] = (block, row)
+        return block, [node.result[0] for node in group]
+
+    def _reader(self, wanted: list[Version]) -> Callable[[Registers, Blocks], Array]:
+        """Rows of a block where they stand in one in this order, else gathered from registers."""
+        places = [place for place, _ in wanted]
+        known = [self.rows.get(version) for version in wanted]
+        if known[0] is not None:
+            block, first = known[0]
+            if known == [(block, first + i) for i in range(len(known))]:
+                part = slice(first, first + len(known))
+                return lambda values, blocks: blocks[block][part]
+            if _is_product(wanted[0]):
+                return self._picked(known)
+        if len(set(wanted)) == 1:
+            (place,) = set(places)
+            return lambda values, blocks: values[place]
+        return self._gathering(wanted, places)
+
+    def _picked(self, known: list[Any]) -> Callable[[Registers, Blocks], Array]:
+        """Products that stand apart: no register holds them."""
+        return lambda values, blocks: np.stack([blocks[block][row] for block, row in known])
+
+    def _gathering(
+        self, wanted: list[Version], places: list[int]
+    ) -> Callable[[Registers, Blocks], Array]:
+        key = tuple(wanted)
+        if key in self.gathered:
+            kept = self.gathered[key]
+            return lambda values, blocks: blocks[kept]
+        block = self.gathered[key] = self._new_block()
+
+        def gather(values: Registers, blocks: Blocks) -> Array:
+            rows: Array = np.concatenate([values[place] for place in places])
+            blocks[block] = rows = rows.reshape(-1, LANES)
+            return rows
+
+        return gather
+
+
+def _product_of(node: _Node) -> Version:
+    """Stands for the product of an fma, which no register holds."""
+    place, version = node.result
+    return -1 - place, version
+
+
+def _is_product(version: Version) -> bool:
+    return version[0] < 0
+
+
+def _alone(function: Function) -> MicroStep:
+    return lambda values, blocks: function(values)

@@ -1,0 +1,230 @@
+"""Which forms of an instruction are legal: types, sizes of registers, operands, modifiers.
+
+Checked before an instruction is bound, so that one that is malformed is an error that names it, and
+is never executed as something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mqa.emulator.alu import fail, storage
+from mqa.emulator.parser import BYTES, Instruction, Negated, Operand, Register, Symbol
+
+_SIGNED = {"s16", "s32", "s64"}
+_WHOLE = _SIGNED | {"u16", "u32", "u64"}
+_HALVES = {"f16", "bf16", "f16x2", "bf16x2"}
+_FLOATS = {"f32", "f64"}
+_BITS = {"b16", "b32", "b64"}
+_TYPES: dict[str, set[str]] = {
+    **dict.fromkeys(("add", "sub", "mul", "max", "min"), _WHOLE | _FLOATS | _HALVES),
+    **dict.fromkeys(("mad", "rem"), _WHOLE),
+    **dict.fromkeys(("fma",), _FLOATS | _HALVES),
+    **dict.fromkeys(("div",), _WHOLE | _FLOATS),
+    **dict.fromkeys(("abs", "neg"), _SIGNED | _FLOATS | _HALVES),
+    **dict.fromkeys(("and", "or", "xor", "not"), _BITS | {"pred"}),
+    "shl": _BITS,
+    "shr": _BITS | _WHOLE,
+    "setp": _BITS | _WHOLE | _FLOATS | _HALVES,
+    "selp": _BITS | _WHOLE | _FLOATS,
+    **dict.fromkeys(("popc", "clz", "brev", "bfi"), _BITS - {"b16"}),
+    **dict.fromkeys(("bfind", "bfe"), _WHOLE - {"u16", "s16"}),
+    **dict.fromkeys(("prmt", "lop3", "shf"), _BITS - {"b16", "b64"}),
+    "cvta": {"u64"},
+    "mov": _BITS | _WHOLE | _FLOATS | {"pred"},
+}
+_SHAPES = {
+    **dict.fromkeys(("add", "sub", "mul", "max", "min", "div", "rem", "and", "or", "xor"), "ttt"),
+    **dict.fromkeys(("abs", "neg", "not", "brev", "cvta", "mov"), "tt"),
+    **dict.fromkeys(("mad", "fma", "prmt"), "tttt"),
+    **dict.fromkeys(("shl", "shr"), "ttu"),
+    **dict.fromkeys(("popc", "clz", "bfind"), "ut"),
+    "setp": "ptt",
+    "selp": "tttp",
+    "bfi": "tttuu",
+    "bfe": "ttuu",
+    "lop3": "ttttu",
+    "shf": "tttu",
+}
+"""Operands: t of the instruction's type, w twice as wide, u of 32 bits, p a predicate."""
+_INEXACT = {"f32": ("approx", "full"), "f64": ()}
+"""Divisions that the ISA lets differ from the nearest value."""
+_WIDE = {"mul": "wtt", "mad": "wttw"}
+_ORDERED = {"lt", "le", "gt", "ge"}
+_WITH_NAN = {"equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"}
+_SPACES = {"shared", "shared::cta", "shared::cluster"}
+_SCOPES = {"cta", "cluster", "gpu", "sys"}
+_MBARRIER = _SPACES | _SCOPES | {"b64", "acquire", "release", "relaxed"}
+_HINT = {"L2::cache_hint"}
+_ANY = range(16)
+_BARRIERS = ("bar", "barrier", "bar.cta", "barrier.cta")
+_RULES: dict[str, tuple[Iterable[int], set[str] | None]] = {
+    "ld": ((2, 3), None),
+    "st": ((2, 3), None),
+    "atom": ((3, 4), None),
+    "red": ((2,), None),
+    "prefetch": ((1,), {"global", "local", "L1", "L2", "tensormap", "param", "const"}),
+    "prefetchu": ((1,), {"L1"}),
+    "discard": ((2,), {"global", "L2"}),
+    "applypriority": ((2,), {"global", "L2::evict_normal"}),
+    "mapa": ((3,), {"shared::cluster", "u32", "u64"}),
+    "getctarank": ((2,), {"shared::cluster", "u32", "u64"}),
+    "match.any.sync": ((3,), {"b32", "b64"}),
+    "match.all.sync": ((3,), {"b32", "b64"}),
+    "trap": ((0,), set()),
+    "call": (_ANY, {"uni"}),
+    "mbarrier.init": ((2,), _MBARRIER - {"acquire", "release", "relaxed"}),
+    "mbarrier.inval": ((1,), _MBARRIER - {"acquire", "release", "relaxed"}),
+    "mbarrier.arrive": ((2, 3), _MBARRIER | {"expect_tx", "noComplete"}),
+    "mbarrier.arrive_drop": ((2, 3), _MBARRIER | {"expect_tx", "noComplete"}),
+    "mbarrier.pending_count": ((2,), {"b64"}),
+    "mbarrier.expect_tx": ((2,), _MBARRIER),
+    "mbarrier.complete_tx": ((2,), _MBARRIER),
+    "mbarrier.try_wait": ((3, 4), _MBARRIER | {"parity"}),
+    "mbarrier.test_wait": ((3,), _MBARRIER | {"parity"}),
+    **{f"{name}.sync": ((1, 2), {"aligned"}) for name in _BARRIERS},
+    **{f"{name}.arrive": ((2,), {"aligned"}) for name in _BARRIERS},
+    **{
+        f"{name}.red": ((3, 4), {"aligned", "popc", "and", "or", "u32", "pred"})
+        for name in _BARRIERS
+    },
+    "bar.warp.sync": ((1,), set()),
+    "barrier.cluster.arrive": ((0,), {"aligned", "release", "relaxed"}),
+    "barrier.cluster.wait": ((0,), {"aligned", "acquire"}),
+    "fence": (
+        (0,),
+        {"sc", "acq_rel", "acquire", "release", *_SCOPES, "mbarrier_init", "proxy", "alias"}
+        | {"async", "async::generic", "global", *_SPACES}
+        | {"sync_restrict::shared::cta", "sync_restrict::shared::cluster"},
+    ),
+    "membar": ((0,), {"cta", "gl", "sys"}),
+    "griddepcontrol": ((0,), None),
+    "nanosleep": ((1,), {"u32"}),
+    "setmaxnreg": ((1,), {"inc", "dec", "sync", "aligned", "u32"}),
+    "elect.sync": ((2,), set()),
+    "shfl.sync": ((5,), {"up", "down", "bfly", "idx", "b32"}),
+    "vote.sync": ((3,), {"any", "all", "uni", "ballot", "pred", "b32"}),
+    "activemask": ((1,), {"b32"}),
+    "redux.sync": ((3,), None),
+    "wgmma.mma_async.sync.aligned": (range(4, 9), None),
+    "wgmma.fence.sync.aligned": ((0,), set()),
+    "wgmma.commit_group.sync.aligned": ((0,), set()),
+    "wgmma.wait_group.sync.aligned": ((1,), set()),
+    "cp.async.ca": ((3, 4), None),
+    "cp.async.cg": ((3, 4), None),
+    "cp.async.mbarrier.arrive": ((1,), {"noinc", "b64", *_SPACES}),
+    "cp.async.commit_group": ((0,), set()),
+    "cp.async.wait_group": ((1,), set()),
+    "cp.async.wait_all": ((0,), set()),
+    "cp.async.bulk": (range(3, 7), None),
+    "cp.async.bulk.tensor": (range(2, 6), None),
+    "cp.async.bulk.commit_group": ((0,), set()),
+    "cp.async.bulk.wait_group": ((1,), {"read"}),
+    "cp.async.bulk.prefetch": (
+        (1, 2, 3),
+        {"L2", "global", "tensor", "tile", *(f"{rank}d" for rank in range(1, 6))} | _HINT,
+    ),
+    "cp.reduce.async.bulk": ((3, 4), None),
+    "cp.reduce.async.bulk.tensor": ((2, 3), None),
+    "bra": ((1,), {"uni"}),
+    "ret": ((0,), {"uni"}),
+    "exit": ((0,), set()),
+}
+"""How many operands there are, and all modifiers that may stand behind the name; None where the
+instruction's own binder looks at them."""
+
+
+def check(at: Instruction, key: str) -> None:
+    """Raise PtxError unless the instruction, which is known as `key`, has a legal form."""
+    if key in _RULES:
+        counts, known = _RULES[key]
+        if len(at.operands) not in counts:
+            fail(at, f"{len(at.operands)} operands, expected {_listed(counts)}")
+        for modifier in at.opcode[len(key) :].split(".")[1:]:
+            if known is not None and modifier not in known:
+                fail(at, f"modifier .{modifier} is not modelled")
+    elif key == "cvt":
+        _check_conversion(at)
+    elif key == "createpolicy":
+        if len(at.operands) not in (1, 2) or at.parts[-1] != "b64" or len(at.parts) < 4:
+            fail(at, "expected a form, .b64, a result and perhaps a fraction")
+    else:
+        _check_arithmetic(at, key)
+
+
+def _listed(counts: Iterable[int]) -> str:
+    return " or ".join(map(str, counts))
+
+
+def _check_arithmetic(at: Instruction, key: str) -> None:
+    """One type decides what operands have to be."""
+    _, *rest = at.parts
+    kind = rest.pop() if rest else ""
+    if kind not in _TYPES[key]:
+        fail(at, f"type .{kind} is not modelled" if kind else "expected a type")
+    _check_mode(at, key, rest, kind)
+    shape = _WIDE[key] if "wide" in rest else _SHAPES[key]
+    if key == "setp" and {"and", "or", "xor"} & set(rest):
+        shape += "p"
+    if len(at.operands) != len(shape):
+        fail(at, f"{len(at.operands)} operands, expected {len(shape)}")
+    size = BYTES[kind]
+    sizes = {"t": size, "w": 2 * size, "u": 4, "p": 0}
+    for operand, letter in zip(at.operands, shape, strict=True):
+        wanted = 0 if letter == "t" and kind == "pred" else sizes[letter]
+        _check_size(at, operand, wanted)
+
+
+def _check_mode(at: Instruction, key: str, rest: list[str], kind: str) -> None:
+    whole = kind in _WHOLE
+    if key in ("mul", "mad") and whole != bool({"lo", "hi", "wide"} & set(rest)):
+        fail(at, f"expected {'one' if whole else 'none'} of .lo, .hi and .wide")
+    if key == "fma" and "rn" not in rest:
+        fail(at, "expected how to round")
+    if key == "div" and kind in _FLOATS and not {"rn", *_INEXACT[kind]} & set(rest):
+        fail(at, "expected how to round")
+    if key == "div" and kind in _FLOATS and len(rest) != 1:
+        fail(at, "expected one way to round")
+    if key in ("add", "sub", "div") and whole and rest:
+        fail(at, f"modifier .{rest[0]} is not modelled")
+    if key == "setp":
+        name = rest[0] if rest else "(none)"
+        legal = {"eq", "ne"}
+        if kind not in _BITS:
+            legal = legal | _ORDERED
+        if kind[0] == "u":
+            legal = legal | {"lo", "ls", "hi", "hs"}
+        if kind in _FLOATS | _HALVES:
+            legal = legal | _WITH_NAN
+        if name not in legal:
+            fail(at, f"comparison .{name} of .{kind} is not modelled")
+
+
+def _check_size(at: Instruction, operand: Operand, size: int) -> None:
+    """Registers have the size of the type, 0 for predicates."""
+    register = operand.register if isinstance(operand, Negated) else operand
+    if not isinstance(register, Register):
+        if isinstance(register, Symbol) and register.name.startswith("%") and size == 0:
+            fail(at, f"{register.name} is no predicate")
+        return
+    have = 0 if register.type == "pred" else storage(register.type).itemsize
+    if have != size:
+        wanted = f"{8 * size} bits" if size else "a predicate"
+        fail(at, f"register {register.name} is declared .{register.type}, expected {wanted}")
+
+
+def _check_conversion(at: Instruction) -> None:
+    """Registers of a conversion may be wider than its types."""
+    if len(at.parts) < 3:
+        fail(at, "expected two types")
+    *_, to, source = at.parts
+    pairs = {"e4m3x2": 2, "f16x2": 4, "bf16x2": 4}
+    count = 3 if to.endswith("x2") and source == "f32" else 2
+    if len(at.operands) != count:
+        fail(at, f"{len(at.operands)} operands, expected {count}")
+    for operand, kind in zip(at.operands, (to, source, source), strict=False):
+        size = pairs.get(kind) or BYTES.get(kind)
+        if isinstance(operand, Register) and size is not None:
+            have = 0 if operand.type == "pred" else storage(operand.type).itemsize
+            if have < size:
+                fail(at, f"register {operand.name} is declared .{operand.type}, too narrow")

@@ -1,0 +1,118 @@
+"""Instructions executed at once give what they give one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ptx_kernels import kernel
+
+from mqa.emulator import batches
+from mqa.emulator.floats import fma_f32, rounds_once
+from mqa.emulator.parser import parse
+from mqa.emulator.program import Program, Run
+
+BINARY = ("add.f32", "sub.f32", "mul.f32", "max.f32", "min.f32", "max.NaN.f32", "min.NaN.f32")
+VALUES = np.array([0.0, -0.0, 1.0, np.inf, -np.inf, np.nan, 3e38, 1e-38, 1e-45], np.float32)
+HALF_WAY = np.float32(1 + 2**-12)
+
+
+def straight(lines: list[str]) -> Run:
+    """Instructions as one run."""
+    return named(lines)[0]
+
+
+def named(lines: list[str]) -> tuple[Run, list[str]]:
+    """The run, and the names of the registers that it is given."""
+    module = parse(kernel("\n".join(["bra GO;", "GO:", *lines, "bra END;", "END:"]), 0))
+    program = Program(module, module.entries["k"])
+    (run,) = (run for run in program.runs.values() if len(run.functions) == len(lines))
+    return run, [register.name for register in program.entry.registers]
+
+
+def drawn(rng: np.random.Generator, length: int) -> list[str]:
+    """Random instructions on few registers, so that they depend on each other in every way."""
+    lines = []
+    for _ in range(length):
+        d, a, b, c = (f"%f{i}" for i in rng.integers(0, 40, 4))
+        kind = rng.integers(0, 10)
+        if kind < 4:
+            lines.append(f"fma.rn.f32 {d}, {a}, {b}, {c};")
+        elif kind < 7:
+            lines.append(f"{rng.choice(BINARY)} {d}, {a}, {b};")
+        elif kind < 8:
+            lines.append(f"abs.f32 {d}, {a};")
+        elif kind < 9:
+            lines.append(f"mov.f32 {d}, {a};")
+        else:
+            lines.append(f"setp.lt.f32 %p1, {a}, {b};\n@%p1 neg.f32 {d}, {c};")
+    return "\n".join(lines).split("\n")
+
+
+def registers(rng: np.random.Generator, count: int, *, special: bool) -> list[Any]:
+    values: list[Any] = [rng.normal(size=32).astype(np.float32) for _ in range(count)]
+    if special:
+        values = [np.where(rng.random(32) < 0.1, rng.choice(VALUES, 32), x) for x in values]
+    return values
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_random_runs_give_the_same_at_once(special: bool) -> None:
+    at_once = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        run = straight(drawn(rng, 60))
+        assert run.batched is not None
+        start = registers(rng, 400, special=special)
+        one, other = start.copy(), start.copy()
+        with np.errstate(all="ignore"):
+            for function in run.functions:
+                function(one)
+            done = run.batched(other)
+        at_once += done
+        expected = one if done else start
+        for x, y in zip(expected, other, strict=True):
+            np.testing.assert_array_equal(x.view(np.uint8), y.view(np.uint8))
+    assert special or at_once > 30
+
+
+def test_a_chain_of_sums_gives_the_same_at_once() -> None:
+    lines = [f"max.NaN.f32 %f{40 + i}, %f{i}, %f39;" for i in range(32)]
+    lines += [f"fma.rn.f32 %f{100 + i % 4}, %f{40 + i}, %f{i}, %f{100 + i % 4};" for i in range(32)]
+    run, rng = straight(lines), np.random.default_rng(5)
+    assert run.batched is not None
+    one = registers(rng, 400, special=False)
+    other = one.copy()
+    for function in run.functions:
+        function(one)
+    assert run.batched(other)
+    for x, y in zip(one, other, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_sum_that_float64_would_round_twice_is_left_to_the_instruction() -> None:
+    lines = [f"fma.rn.f32 %f{40 + i}, %f0, %f1, %f{2 + i};" for i in range(10)]
+    run, names = named(lines)
+    assert run.batched is not None
+    values: list[Any] = [np.full(32, 2.0**-60, np.float32) for _ in range(300)]
+    factors = [index for index, name in enumerate(names) if name in ("%f0", "%f1")]
+    for index in factors:
+        values[index] = np.full(32, HALF_WAY, np.float32)
+    before = values.copy()
+    assert not run.batched(values)
+    assert all(x is y for x, y in zip(values, before, strict=True))
+    exact = np.float64(HALF_WAY) * np.float64(HALF_WAY) + 2.0**-60
+    assert not rounds_once([np.full((1, 32), exact)])
+    one, tiny = np.full(32, HALF_WAY, np.float32), np.full(32, 2.0**-60, np.float32)
+    assert fma_f32(one, one, tiny)[0] != np.float32(exact)
+
+
+def test_zeros_and_large_sums_round_once() -> None:
+    assert rounds_once([np.array([0.0, -0.0, 1e300, np.inf, np.nan, 1.5])])
+    assert not rounds_once([np.array([1.5, 1e-40])])
+
+
+def test_short_runs_are_left_as_they_are() -> None:
+    assert straight(["add.f32 %f1, %f2, %f3;"] * 3).batched is None
+    assert batches.batched([]) is None

@@ -1,0 +1,278 @@
+"""What is malformed, or not modelled, is an error that names it and its line."""
+
+from __future__ import annotations
+
+import pytest
+from ptx_kernels import HEADER, kernel
+
+from mqa.emulator import PtxError, grammar, run
+from mqa.emulator.alu import ALU
+from mqa.emulator.program import EFFECTS, Program
+
+SHORT = {
+    "$TILE": "cp.async.bulk.tensor",
+    "$TX": "mbarrier::complete_tx::bytes",
+    "$MMA": "wgmma.mma_async.sync.aligned",
+    "$D": "{%f1,%f2,%f3,%f4}",
+    "$IN": "shared::cluster.global",
+    "$OUT": "global.shared::cta",
+}
+LINE = 19
+"""Of the text in the kernel."""
+CASES = [
+    ("add.s32 %r1, %r2;", "2 operands, expected 3"),
+    ("add.s32 %r1, %r2, %r3, %r4;", "4 operands, expected 3"),
+    ("add.b32 %r1, %r2, %r3;", "type .b32 is not modelled"),
+    ("add.s32 %r1, %r2, %rd3;", "register %rd3 is declared .b64, expected 32 bits"),
+    ("add.s32 5, %r2, %r3;", "result 5 is no register"),
+    ("add %r1, %r2, %r3;", "expected a type"),
+    ("add.s32 %r1, %r2, [%rd1];", "operand [%rd1] is not a value of type u32"),
+    ("add.s32 %r1, %r2, {%r1,%r2};", "operand {%r1, %r2} is not a value of type u32"),
+    ("add.s32 %r1, %r2, label;", "operand label is not a value of type u32"),
+    ("and.s32 %r1, %r2, %r3;", "type .s32 is not modelled"),
+    ("and.f32 %f1, %f2, %f3;", "type .f32 is not modelled"),
+    ("shl.s32 %r1, %r2, %r3;", "type .s32 is not modelled"),
+    ("mul.s32 %r1, %r2, %r3;", "expected one of .lo, .hi and .wide"),
+    ("mul.lo.f32 %f1, %f2, %f3;", "expected none of .lo, .hi and .wide"),
+    ("rem.f32 %f1, %f2, %f3;", "type .f32 is not modelled"),
+    ("fma.f32 %f1, %f2, %f3, %f4;", "expected how to round"),
+    ("cvt.s32.f32 %r1, %f1;", "expected how to round to an integer"),
+    ("cvt.s32 %r1, %f1;", "expected two types"),
+    ("cvt.rn.e5m2x2.f32 %rs1, %f1, %f2;", "this conversion is not modelled"),
+    ("cvt.sat.u8.s32 %rs1, %r1;", "this conversion is not modelled"),
+    ("setp.s32 %p1, %r1, %r2;", "comparison .(none) of .s32 is not modelled"),
+    ("setp.zz.s32 %p1, %r1, %r2;", "comparison .zz of .s32 is not modelled"),
+    ("setp.ls.s32 %p1, %r1, %r2;", "comparison .ls of .s32 is not modelled"),
+    ("setp.lt.s32 %r1, %r1, %r2;", "register %r1 is declared .b32, expected a predicate"),
+    ("setp.lt.s32 %p1|%p2, %r1, %r2;", "this comparison is not modelled"),
+    ("selp.b32 %r1, %r2, %r3, %r4;", "register %r4 is declared .b32, expected a predicate"),
+    ("mov.b32 %r1, {%rs1, %rs2, %rs3};", "{%rs1, %rs2, %rs3} are no parts of 32 bits"),
+    ("mov.b64 %rd1, {%rs1, %rs2};", "{%rs1, %rs2} are no parts of 64 bits"),
+    ("mov.u32 %r1, %globaltimer_lo;", "special register %globaltimer_lo is not modelled"),
+    ("add.u32 %r1, %clock, %r2;", "clocks are read by mov alone"),
+    ("mov.u64 %rd1, %clock;", "%clock is read as .u32"),
+    ("mov.f32 %f1, %clock;", "%clock is read as .u32"),
+    ("mov.u32 %r1, %nosuch;", "special register %nosuch is not modelled"),
+    ("mov.u32 %r1, nosuch;", "operand nosuch is not a value of type u32"),
+    ("mov.u32 %r1, 0x;", "operand 0x is not a value of type u32"),
+    ("mov.u32 %r1, 12abc;", "operand 12abc is not a value of type u32"),
+    ("mov.f32 %f1, 0f3F80;", "operand 0f3F80 is not a value of type f32"),
+    ("lop3.b32 %r1, %r2, %r3, %r4, %r5;", "the table has to be a number"),
+    ("ex2.approx.f32 %f1, %f2;", "this instruction is not modelled"),
+    ("@%r1 add.s32 %r1, %r2, %r3;", "add.s32: register %r1 is declared .b32, no predicate"),
+    ("@5 add.s32 %r1, %r2, %r3;", "predicate '5' is no register"),
+    ("bra %r1;", "label %r1 is not defined"),
+    ("bra;", "label  is not defined"),
+    ("ld.global.u32 %r1, %rd1;", "%rd1 is no address"),
+    ("ld.global.u32 %r1, [%rd1;", "'[%rd1' is not closed"),
+    ("ld.global.u32 %r1, [%rd1+];", "%rd1+ is not declared"),
+    ("ld.global.u32 %r1;", "1 operands, expected 2 or 3"),
+    ("ld.global.q32 %r1, [%rd1];", "type .q32 is not modelled"),
+    ("ld.global.v2.u32 %r1, [%rd1];", "expected 2 registers, got 1"),
+    ("ld.global.v4.u32 {%r1,%r2}, [%rd1];", "expected 4 registers, got 2"),
+    ("ld.param.u32 %r1, [nosuch];", "nosuch is not declared"),
+    ("ld.shared.u32 [%rd1], %r1;", "result [%rd1] is no register"),
+    ("st.global.v2.u32 [%rd1], {%r1,%r2,%r3};", "expected 2 registers, got 3"),
+    ("st.global [%rd1], %r1;", "type .global is not modelled"),
+    ("st %r1;", "1 operands, expected 2 or 3"),
+    ("atom.global.cas.b32 %r1, [%rd1], %r2;", "3 operands, expected 4"),
+    ("atom.global.add.s64 %rd1, [%rd2], %rd3;", "this form is not modelled"),
+    ("atom.global.mul.u32 %r1, [%rd2], %r3;", "this form is not modelled"),
+    ("atom.global.add.noftz.f16 %rs1, [%rd2], %rs3;", "this form is not modelled"),
+    ("atom.add %r1, [%rd1], %r2;", "this form is not modelled"),
+    ("red.global.add.v2.f32 [%rd1], {%f1,%f2};", "this form is not modelled"),
+    ("shfl.sync.b32 %r1, %r2, 1, 31, -1;", "expected one of .up, .down, .bfly and .idx, and .b32"),
+    ("shfl.sync.left.b32 %r1, %r2, 1, 31, -1;", "modifier .left is not modelled"),
+    ("shfl.sync.idx.b32 %r1, %r2, 1, 31;", "4 operands, expected 5"),
+    ("vote.sync.none.pred %p1, %p2, -1;", "modifier .none is not modelled"),
+    ("redux.sync.add.b32 %r1, %r2, -1;", "this reduction is not modelled"),
+    ("redux.sync.mul.u32 %r1, %r2, -1;", "this reduction is not modelled"),
+    ("elect.sync %r1, -1;", "expected a pair of results"),
+    ("bar.sync;", "bar.sync: 0 operands, expected 1 or 2"),
+    ("bar.sync 0, 32, 5;", "3 operands, expected 1 or 2"),
+    ("bar.red.xor.pred %p1, 0, %p2;", "modifier .xor is not modelled"),
+    ("bar.arrive 0;", "1 operands, expected 2"),
+    ("setmaxnreg.sync.aligned.u32 40;", "expected .inc or .dec"),
+    ("setmaxnreg.inc.sync.aligned.u32 %r1;", "%r1 has to be a number"),
+    ("mbarrier.init.b64 [%rd1];", "1 operands, expected 2"),
+    ("mbarrier.arrive.multicast.b64 _, [%rd1];", "modifier .multicast is not modelled"),
+    (
+        "mbarrier.try_wait.parity.relaxed.gpu.frob.b64 %p1, [%rd1], 0;",
+        "modifier .frob is not modelled",
+    ),
+    ("mbarrier.try_wait.b64 %r1, [%rd1], 0;", "%r1 is no predicate"),
+    ("fence.proxy.tensormap::generic.acquire.gpu [%rd1], 128;", "2 operands, expected 0"),
+    ("fence.frob;", "fence.frob: modifier .frob is not modelled"),
+    ("cp.async.ca.shared.global [%r1], [%rd1], 5;", "5 bytes, expected 4, 8 or 16"),
+    ("cp.async.ca.shared.global [%r1], [%rd1], %r3;", "%r3 has to be a number"),
+    (
+        "cp.async.ca.shared.global [%r1], [%rd1], 4, %p1;",
+        "a predicate that ignores the source is not modelled",
+    ),
+    ("cp.async.zz.shared.global [%r1], [%rd1], 4;", "this instruction is not modelled"),
+    ("cp.async.wait_group %r1;", "%r1 has to be a number"),
+    ("cp.async.bulk.frob.global [%r1], [%rd1], 16, [%r2];", "this form is not modelled"),
+    (
+        "cp.async.bulk.$IN.$TX.multicast::cluster [%r1], [%rd1], 16, [%r2];",
+        "4 operands are too few",
+    ),
+    ("cp.async.bulk.$IN.$TX [%r1], [%rd1], 16;", "3 operands are too few"),
+    ("$TILE.6d.$IN.$TX [%r1], [%rd1, {1}], [%r2];", "expected 1d to 5d, got 6d"),
+    ("$TILE.2d.$IN.$TX [%r1], [%rd1, {1}], [%r2];", "expected a tensor map and 2 coordinates"),
+    ("$TILE.2d.$IN.im2col.$TX [%r1], [%rd1, {1,2}], [%r2];", "this form is not modelled"),
+    ("$TILE.2d.$IN.tile::gather4.$TX [%r1], [%rd1, {1,2}], [%r2];", "this form is not modelled"),
+    ("$TILE [%r1];", "1 operands, expected 2 or 3 or 4 or 5"),
+    (
+        "cp.reduce.async.bulk.$OUT.bulk_group.add.f16 [%rd1], [%r1], 16;",
+        "expected .noftz, which says that subnormal numbers stay",
+    ),
+    (
+        "cp.reduce.async.bulk.$OUT.bulk_group.inc.u64 [%rd1], [%r1], 16;",
+        "this form is not modelled",
+    ),
+    (
+        "cp.reduce.async.bulk.tensor.2d.$OUT.mul.bulk_group [%rd1, {1,2}], [%r1];",
+        "this form is not modelled",
+    ),
+    ("cp.async.bulk.wait_group %r1;", "%r1 has to be a number"),
+    (
+        "$MMA.m64n8k16.f32.bf16.bf16 {%f1,%f2,%f3}, %rd1, %rd2, %p1, 1, 1, 0, 0;",
+        "expected 4 registers of the accumulator",
+    ),
+    (
+        "$MMA.m64n8k16.f32.bf16.bf16 $D, %rd1, %rd2, %p1, 1, 1;",
+        "trailing operands [1, 1], expected 2 signs and 2 majors",
+    ),
+    (
+        "$MMA.m64n8k16.f32.bf16.bf16 $D, %rd1, %rd2, %p1, 2, 1, 0, 0;",
+        "trailing operands [2, 1, 0, 0], expected 2 signs",
+    ),
+    (
+        "$MMA.m64n8k16.f32.bf16.bf16 $D, %rd1, %rd2, %p1, 1, 1, 0, 2;",
+        "trailing operands [1, 1, 0, 2], expected 2 signs",
+    ),
+    (
+        "$MMA.m64n8k32.f32.e4m3.e4m3 $D, %rd1, %rd2, %p1, 1, 1, 0, 0;",
+        "trailing operands [1, 1, 0, 0], expected 2 signs and 0",
+    ),
+    ("$MMA.m64n12k32.f32.e4m3.e4m3 $D, %rd1, %rd2, %p1, 1, 1;", "shape m64n12k32 is none of e4m3"),
+    ("$MMA.m64n8k16.f32.e4m3.e4m3 $D, %rd1, %rd2, %p1, 1, 1;", "shape m64n8k16 is none of e4m3"),
+    (
+        "$MMA.m64n40k32.s32.s8.s8 {%r1,%r2,%r3,%r4}, %rd1, %rd2, %p1;",
+        "shape m64n40k32 is none of s32.s8.s8",
+    ),
+    ("$MMA.m64n8k16.f32.f8.f8 $D, %rd1, %rd2, %p1, 1, 1;", "these types are not modelled"),
+    (
+        "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 $D, %rd1, %rd2, %r1, 0, %p1;",
+        "this instruction is not modelled",
+    ),
+    ("$MMA {%f1};", "1 operands, expected 4 or 5 or 6 or 7 or 8"),
+    ("wgmma.wait_group.sync.aligned %r1;", "expected a number of groups"),
+    (
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 $D, {%r1,%r2,%r3,%r4}, {%r5,%r6}, $D;",
+        "this instruction is not modelled",
+    ),
+    (
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1,%r2,%r3,%r4}, [%r5];",
+        "this instruction is not modelled",
+    ),
+    (
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;",
+        "this instruction is not modelled",
+    ),
+    ("call (%r1), foo, (%r2);", "function foo is not modelled"),
+    ("call.uni printf, (%r1);", "function printf is not modelled"),
+    ("mapa.u16 %rs1, %rs2, %r1;", "modifier .u16 is not modelled"),
+    ("match.any.sync %r1, %r2, -1;", "expected another modifier than 'sync'"),
+    ("tex.2d.v4.f32.f32 $D, [%rd1, {%f1,%f2}];", "this instruction is not modelled"),
+    (".reg .b32;", "'.reg .b32' declares no registers known"),
+    (".reg .q32 %x<4>;", "'.reg .q32 %x<4>' declares no registers known"),
+    (".reg .b32 %x<y>;", "'.reg .b32 %x<y>' declares no registers known"),
+    (".frob 5;", "'.frob 5' is no declaration known"),
+    (".shared .b8;", "'.shared .b8' is no declaration known"),
+    (".shared .align x .b8 a[4];", "'.shared .align x .b8 a[4]' has no alignment known"),
+    (".local .b8 a[z];", "'.local .b8 a[z]' is no declaration known"),
+    (")", "is no instruction"),
+    ("x: y: z", "z: this instruction is not modelled"),
+    ("add.s32 %r1 %r2 %r3;", "register %r1 %r2 %r3 is not declared"),
+    (", , ;", "', ,' is no instruction"),
+    ("%r1 = 5;", "'%r1 = 5' is no instruction"),
+    ("mov.u32 %r1, %r2", "special register %r2"),
+    ("!;", "'!' is no instruction"),
+    ("add.s32 %r1, %r2, !%r3;", "operand !%r3 is not a value of type u32"),
+    ("add.s32 %r1, %r2, !5;", "'!5' negates what is no register"),
+    ("add.s32 %r1|%r2|%r3, %r2, %r3;", "register %r1|%r2|%r3 is not declared"),
+    (".version", "'.version' is malformed"),
+    (".loc", "'.loc' is malformed"),
+    (".file", "'.file' is malformed"),
+    (".maxntid x", "'.maxntid x' is malformed"),
+]
+"""Text, and what the error says of it."""
+
+
+def full(text: str) -> str:
+    for short, meant in SHORT.items():
+        text = text.replace(short, meant)
+    return text
+
+
+def error_of(text: str) -> str:
+    body = kernel(text, 0, shared=".shared .align 16 .b8 shared[64];")
+    assert body.splitlines()[LINE - 1] == text.splitlines()[0]
+    with pytest.raises(PtxError) as caught:
+        run(body, "k", 1, 128, [])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "said"), CASES, ids=[text for text, _ in CASES])
+def test_an_instruction_that_is_none_is_an_error_with_its_line(text: str, said: str) -> None:
+    message = error_of(full(text))
+    assert message.startswith(f"PTX line {LINE}: ")
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEADER + "add.s32 %r1, %r1, %r1;", "PTX line 4: 'add.s32 %r1, %r1, %r1' outside an entry"),
+        (HEADER + "LABEL: ", "PTX line 4: label LABEL outside an entry"),
+        (HEADER + "}", "PTX line 4: '}' without '{'"),
+        (HEADER + ".func f() { ret; }", "PTX line 4: .func: functions"),
+        (HEADER + ".visible .entry k(", "PTX line 4: expected ')'"),
+        (HEADER + ".visible .entry k(.param .q8 x) { ret; }", "PTX line 4: '.param .q8 x'"),
+        (HEADER + ".visible .entry k()\n{\nret;", "the body of an entry is not closed"),
+        (HEADER + ".global .u32 a[", "PTX line 4: expected ';'"),
+        (".version x\n", "PTX line 1: '.version x' is malformed"),
+        (".version 9.0\n.target\n", "PTX line 2: '.target' is malformed"),
+    ],
+)
+def test_a_module_that_is_malformed_is_an_error_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(PtxError) as caught:
+        run(text, "k", 1, 32, [])
+    assert said in str(caught.value)
+
+
+def test_every_opcode_has_a_grammar() -> None:
+    known = {*ALU, *EFFECTS, *Program.CONTROL}
+    assert known == {*grammar._RULES, *grammar._TYPES, "cvt", "createpolicy"}
+    assert set(grammar._TYPES) == set(grammar._SHAPES)
+
+
+@pytest.mark.parametrize("name", sorted({*ALU, *EFFECTS}))
+def test_an_unknown_modifier_of_any_opcode_is_an_error(name: str) -> None:
+    """It is named, or the whole opcode is, whatever else is wrong."""
+    opcode = f"{name}.frobnicate"
+    message = error_of(f"{opcode} %r1, [%rd1], %r2, %r3;")
+    assert message.startswith(f"PTX line {LINE}: {opcode}: ")
+
+
+@pytest.mark.parametrize("count", [0, 17])
+@pytest.mark.parametrize("name", sorted({*ALU, *EFFECTS} - {"call"}))
+def test_too_few_and_too_many_operands_of_any_opcode_are_an_error(name: str, count: int) -> None:
+    takes = grammar._RULES[name][0] if name in grammar._RULES else ()
+    if count in takes:
+        count = 1
+    kind = ".f32" if name == "fma" else ".s32"
+    opcode = name if name in grammar._RULES else f"{name}{kind}"
+    message = error_of(f"{opcode} {', '.join(['%r1'] * count)};")
+    assert message.startswith(f"PTX line {LINE}: {opcode}: ")

@@ -1,0 +1,76 @@
+"""Every opcode that the emulator knows stands in the PTX of a test, and so does each mode of it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import test_isa
+import test_products
+import test_tensor_copies
+
+from mqa.emulator import alu, memory_access, reductions, sync, units
+from mqa.emulator.program import EFFECTS, Program, key_of
+
+HERE = Path(__file__).resolve().parent
+_INSTRUCTION = re.compile(
+    r"(?:^|[;{}:])\s*(?:@!?\S+\s+)?([a-z]\w*(?:\.[\w:]+)*)\s*(?=[\s\[;{%]|\Z)"
+)
+
+
+def strings() -> Iterator[str]:
+    """Texts of string literals in tests, docstrings left out, "%" where a format has a value."""
+    for file in sorted({*HERE.glob("*.py")} - {HERE / "test_malformed.py"}):
+        tree = ast.parse(file.read_text())
+        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                parts = (x.value if isinstance(x, ast.Constant) else "%" for x in node.values)
+                yield "".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and id(node) not in said:
+                yield str(node.value)
+
+
+@pytest.fixture(scope="module")
+def written() -> set[str]:
+    """Opcodes with modifiers."""
+    made = [case.body for case in test_isa.CASES] + test_products.TEXTS
+    made += [test_tensor_copies.reduce_text(*x) for x in test_tensor_copies.GLOBAL]
+    made += [test_tensor_copies.cluster_reduce_text(*x) for x in test_tensor_copies.SHARED_CASES]
+    return {found for text in (*strings(), *made) for found in _INSTRUCTION.findall(text)}
+
+
+def modes() -> Iterator[str]:
+    """Opcodes with one modifier each that decides what they do."""
+    yield from (f"setp.{name}" for name in alu._COMPARE)
+    yield from (f"atom.{name}" for name in memory_access._ATOMIC)
+    yield from (f"redux.sync.{name}" for name in sync._REDUCE)
+    yield from (f"cvt.{to}.{source}" for to, source in alu._CONVERSIONS)
+    yield from (f"cvt.{rounding}" for rounding in alu._TO_INTEGER)
+    yield from (f"shfl.sync.{mode}" for mode in ("idx", "up", "down", "bfly"))
+    yield from (f"vote.sync.{mode}" for mode in ("any", "all", "uni", "ballot"))
+    for known, space in ((reductions.GLOBAL, "global"), (reductions.SHARED, "shared::cluster")):
+        for kind, names in known.items():
+            yield from (f"cp.reduce.async.bulk.{space}.{name}.{kind}" for name in names)
+    yield from (f"wgmma.mma_async.{types}" for types in units.OPCODES)
+
+
+@pytest.mark.parametrize("name", sorted({*alu.ALU, *EFFECTS, *Program.CONTROL}))
+def test_an_opcode_stands_in_the_ptx_of_a_test(written: set[str], name: str) -> None:
+    assert name in {key_of(opcode) for opcode in written}
+
+
+@pytest.mark.parametrize("mode", sorted(modes()))
+def test_a_mode_of_an_opcode_stands_in_the_ptx_of_a_test(written: set[str], mode: str) -> None:
+    name, *wanted = mode.split(".")
+    parts = [opcode.split(".") for opcode in written if opcode.split(".")[0] == name]
+    assert any(_in_order(wanted, opcode[1:]) for opcode in parts)
+
+
+def _in_order(wanted: list[str], modifiers: list[str]) -> bool:
+    """Whether modifiers have those wanted, in their order, perhaps others between."""
+    rest = iter(modifiers)
+    return all(word in rest for word in wanted)

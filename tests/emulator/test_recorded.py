@@ -1,0 +1,145 @@
+"""The emulator gives what the oracle says, and bit for bit what a GPU gave.
+
+Lines of recorded.txt are hunted for races too, each with a seed of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mqa.cuda import compiler
+from mqa.cuda.sm90 import kernels
+from mqa.emulator import scheduled
+from mqa.emulator.backend import SM90_ACCURATE_EMULATED, SM90_EMULATED
+from mqa.problem import DenseProblem, parse
+from mqa.reference import schedule
+from mqa.testing import Case, accumulators, assert_logits, make_case
+
+FOLDER = Path(__file__).parent
+LINES = [
+    line.strip()
+    for line in (FOLDER / "recorded.txt").read_text().splitlines()
+    if line.strip() and not line.startswith("#")
+]
+PARTS = (7, 132)
+RECORDED = FOLDER / "recorded.json"
+needs_nvrtc = pytest.mark.skipif(
+    compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
+)
+
+
+@pytest.fixture(scope="module")
+def recorder(tool: Callable[[str], ModuleType]) -> ModuleType:
+    return tool("record_emulator_hashes")
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    if not RECORDED.is_file():
+        pytest.skip(f"{RECORDED.name} is missing, which tools/record_emulator_hashes.py writes")
+    return json.loads(RECORDED.read_text())
+
+
+def seldom(line: str) -> bool:
+    """Of both kernels for FP8 with the same heads and dims, the one that `make test` leaves out."""
+    kind, format, *facts = line.split()
+    if format != "fp8" or kind in ("accurate", "metadata") or "regime=exact" not in facts:
+        return False
+    heads, dim = (int(value) for key in "HD" for value in [_field(facts, key)])
+    return (heads.bit_length() + dim.bit_length()) % 2 == (kind == "dense")
+
+
+def _field(facts: list[str], key: str) -> str:
+    return next(fact for fact in facts if fact.startswith(f"{key}=")).partition("=")[2]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, id=f"{i}", marks=pytest.mark.slow if seldom(line) else ())
+        for i, line in enumerate(LINES)
+    ],
+)
+def test_a_line_is_what_the_oracle_and_the_gpu_say(line: str, recorder: ModuleType) -> None:
+    with scheduled("hunt", seed=LINES.index(line)):
+        case, outputs = recorder.run_line(line, "sm90-emulated", "cpu")
+    if line.startswith("metadata"):
+        for got, want in zip(outputs, wanted_schedules(case), strict=True):
+            assert torch.equal(got, want)
+    else:
+        backend = SM90_ACCURATE_EMULATED if line.startswith("accurate") else SM90_EMULATED
+        model = getattr(accumulators, backend.accumulator(case.problem.format))
+        assert_logits(case, outputs[0], model)
+    if RECORDED.is_file():
+        known = json.loads(RECORDED.read_text())
+        got = recorder.hashes(recorder.input_digest(case), outputs)
+        assert got["inputs"] == known["lines"][line]["inputs"], (
+            "the inputs differ from those of the recording: the generator changed, not a kernel"
+        )
+        assert got["logits"] == known["lines"][line]["logits"], (
+            f"differs from {known['machine']}, kernels {known['kernels'][:12]}"
+        )
+
+
+def wanted_schedules(case: Case) -> list[Tensor]:
+    problem, t = case.problem, case.tensors
+    if isinstance(problem, DenseProblem):
+        facts = (t["start"], t["end"], problem.N, problem.H)
+        return [schedule.dense_metadata(*facts, parts) for parts in PARTS]
+    return [schedule.paged_metadata(t["lens"], parts, t.get("indices")) for parts in PARTS]
+
+
+def test_the_recording_is_of_these_lines(recorded: dict[str, Any]) -> None:
+    assert recorded["backend"] == "sm90"
+    assert list(recorded["lines"]) == LINES
+
+
+def test_the_lines_reach_every_kernel_of_the_covering_set(recorder: ModuleType) -> None:
+    assert recorder.kernel_names(LINES) >= set(map(str, kernels()))
+
+
+def test_digests_tell_values_apart_and_take_every_nan_as_one(recorder: ModuleType) -> None:
+    digest = recorder.digest
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        ones = torch.ones(6, dtype=dtype)
+        assert digest(ones) == digest(torch.ones(12, dtype=dtype)[::2])
+        assert digest(ones) != digest(-ones)
+        assert digest(ones * 0) != digest(-ones * 0)
+        nan = ones * torch.nan
+        assert digest(nan) == digest(-nan)
+        assert digest(nan) != digest(ones)
+
+
+def test_input_digests_see_every_tensor(recorder: ModuleType) -> None:
+    case = make_case(parse("dense mxfp8 S=3 N=9 H=8 D=64"))
+    before = recorder.input_digest(case)
+    assert before == recorder.input_digest(make_case(case.problem))
+    for name, tensor in case.tensors.items():
+        raw = tensor.view(torch.uint8)
+        raw[(0,) * raw.dim()] += 1
+        assert recorder.input_digest(case) != before, name
+        raw[(0,) * raw.dim()] -= 1
+    assert recorder.input_digest(case) == before
+
+
+@needs_nvrtc
+def test_a_dry_run_writes_a_report(recorder: ModuleType, tmp_path: Path) -> None:
+    lines, out = tmp_path / "lines.txt", tmp_path / "report.json"
+    wanted = ["dense fp8 S=3 N=40 H=64 D=128 clean=0 out=bfloat16 regime=exact", LINES[-1]]
+    lines.write_text("\n".join(["# two", *wanted]))
+    recorder.main(["--backend", "sm90-emulated", "--lines", str(lines), "--out", str(out)])
+    report = json.loads(out.read_text())
+    assert list(report["lines"]) == wanted
+    assert len(report["kernels"]) == 64
+    assert report["versions"]["torch"] == torch.__version__
+    again = recorder.record_line(wanted[0], "sm90-emulated", "cpu")
+    assert report["lines"][wanted[0]] == again

@@ -245,7 +245,7 @@ def get_paged_mqa_logits_metadata(
 
     Args:
         context_lens: `int32` [B, next_n], those of all rows. [B] counts as next_n = 1: with
-            such a schedule a call of more rows is right, and most of it lands on few SMs.
+            such a schedule a call of more rows is right, and the last SM gets all from B on.
         block_kv: P, tokens in a page. The cuts do not depend on it.
         num_sms: SMs to cut for, usually `get_num_sms()`.
         indices: `int32` [B] as in the call, or None.

@@ -19,7 +19,7 @@ def emulate(
     problem: Annotated[
         str, typer.Argument(help="One line, like 'dense fp8 S=16 N=512 H=64 D=128'.")
     ],
-    schedule: Annotated[str, typer.Option(help=", ".join(SCHEDULES))] = "eager",
+    schedule: Annotated[str, typer.Option(help=", ".join(SCHEDULES))] = "hunt",
     seed: Annotated[int, typer.Option(help="Decides all that is random.")] = 0,
     trace: Annotated[
         Path | None,
@@ -27,6 +27,8 @@ def emulate(
     ] = None,
 ) -> None:
     """Run one problem's kernel on the CPU, compare with the oracle, and count instructions.
+
+    Races are looked for in all schedules but eager.
 
     \b
     Example:

@@ -87,7 +87,11 @@ class Scheduler:
             "hunt": self._by_priority,
         }[self.schedule]()
         if self.steps > MOST_STEPS:
-            raise Finding(Kind.STEPS, f"more than {MOST_STEPS}")
+            raise Finding(
+                Kind.STEPS,
+                f"more than {MOST_STEPS} of all warps: the kernel spins, or the launch is too "
+                "large to emulate; take fewer rows, tokens or CTAs",
+            )
         if self.steps == before and not self._complete_any():
             self._stuck()
 

@@ -83,13 +83,18 @@ def _time(name: str, key: str) -> _Column:
 
 
 def _limit(entry: Entry, report: Mapping[str, Any]) -> str:
-    """What the ratio or the time has to be, and whether it misses that."""
+    """What the ratio or the time has to be, and whether it, or one end of its interval, misses."""
+    met = False
     if "limit_seconds" in entry:
         text = f"≤ {microseconds(entry['limit_seconds'])} µs"
     else:
         ((sense, value),) = entry["limit"].items()
         text = f"{'≥' if sense == 'at_least' else '≤'} {value:.3g}"
-    return text if entry["held"] else f"{text}, missed"
+        median = entry["ratio"]["median"]
+        met = median >= value if sense == "at_least" else median <= value
+    if entry["held"]:
+        return text
+    return f"{text}, missed by an end of the interval" if met else f"{text}, missed"
 
 
 _ROW = _Column("row", lambda entry, report: str(entry["name"]))

@@ -64,6 +64,9 @@ def test_one_end_of_the_interval_misses_the_limit(stand):
     entry = _measured(stand, row, (2e-3, 1e-3, 1e-3, 1.3e-3))
     assert entry["ratio"]["median"] > 1.5
     assert entry["held"] is False
+    report = {"suite": "hopper", "ceilings": {}, "peer": {"name": "peer"}, "rows": [
+        {"group": "paged", "name": "row"} | entry]}  # fmt: skip
+    assert tables(report)[1].rows[0][4] == "≥ 1.5, missed by an end of the interval"
 
 
 def test_pages_and_dense_are_held_against_each_other(stand):

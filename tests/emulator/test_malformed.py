@@ -177,7 +177,7 @@ CASES = [
         "this instruction is not modelled",
     ),
     (
-        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;",
+        "tcgen05.shift.cta_group::1.down [%r1];",
         "this instruction is not modelled",
     ),
     ("call (%r1), foo, (%r2);", "function foo is not modelled"),

@@ -73,7 +73,11 @@ def elements(kind: str, rows: int, *, packed: bool = False) -> Elements:
         rows_of = (cut.view(np.uint32) >> 16).astype(np.uint16) if kind == "bf16" else values
         return Elements(rows_of, cut.astype(np.float64))
     if kind in ("u8", "s8"):
-        whole = RANDOM.integers(0, 256, (rows, 32)).astype(np.uint8).view(f"{kind[0]}1".replace("s", "i"))
+        whole = (
+            RANDOM.integers(0, 256, (rows, 32))
+            .astype(np.uint8)
+            .view(f"{kind[0]}1".replace("s", "i"))
+        )
         return Elements(whole, whole.astype(np.float64))
     if kind in ("e4m3", "e5m2"):
         top = {"e4m3": 0x7E, "e5m2": 0x7B}[kind]
@@ -118,7 +122,7 @@ def mma(opcode: str, bits: int, *, a: str = "%rd10", scales: str = "", tail: str
     return (
         f"mov.u32 %r10, {bits:#x};\n"
         f"@%p2 {opcode} [%r5], {a}, %rd11, %r10, {scales}{tail and tail + ', '}%p5;\n"
-    ).replace("%p5;", "%p5;")
+    )
 
 
 def twice(opcode: str, bits: int, **more: Any) -> str:
@@ -208,7 +212,9 @@ def test_signs_of_a_and_b_are_changed() -> None:
     left, right = elements("e4m3", 128), elements("e4m3", N)
     image = np.concatenate([placed(left.rows), placed(right.rows)])
     plain, minus, both = (
-        executed(dense_text("f8f6f4", "e4m3", "e4m3", more=more), image, np.zeros((128, N), np.float32))
+        executed(
+            dense_text("f8f6f4", "e4m3", "e4m3", more=more), image, np.zeros((128, N), np.float32)
+        )
         for more in (0, 1 << 13, 3 << 13)
     )
     assert (minus == -plain).all()
@@ -217,7 +223,7 @@ def test_signs_of_a_and_b_are_changed() -> None:
 
 @pytest.mark.parametrize("kind", ["bf16", "e4m3"])
 def test_operands_with_contiguous_rows_are_transposed(kind: str) -> None:
-    """Without a swizzle 16 bytes of rows on is the stride, 8 elements along K the leading offset."""
+    """Without a swizzle 16 bytes of rows on is the stride, 8 along K the leading offset."""
     left, right = elements(kind, 128), elements(kind, N)
     name = "f16" if kind == "bf16" else "f8f6f4"
 
@@ -343,9 +349,7 @@ def scaled_cases() -> Iterator[tuple[Any, ...]]:
             yield (*case, id)
 
 
-@pytest.mark.parametrize(
-    ("kind", "spelled", "per", "scale", "a", "b", "id"), list(scaled_cases())
-)
+@pytest.mark.parametrize(("kind", "spelled", "per", "scale", "a", "b", "id"), list(scaled_cases()))
 def test_block_scaled_products(
     kind: str, spelled: str, per: int, scale: str, a: str, b: str, id: int
 ) -> None:
@@ -372,10 +376,11 @@ def test_block_scaled_products(
 
 
 CELLS = 256
+NAMES = ", ".join(f"%r{60 + i}" for i in range(32))
 FILL = "".join(
     "".join(f"add.u32 %r{60 + i}, %r58, {first + i};\n" for i in range(32))
     + f"add.u32 %r59, %r7, {first};\n"
-    + f"tcgen05.st.sync.aligned.32x32b.x32.b32 [%r59], {{{', '.join(f'%r{60 + i}' for i in range(32))}}};\n"
+    + f"tcgen05.st.sync.aligned.32x32b.x32.b32 [%r59], {{{NAMES}}};\n"
     for first in range(0, CELLS, 32)
 )
 FILLED = f"mul.lo.u32 %r58, %r0, 65539;\n{FILL}tcgen05.wait::st.sync.aligned;\n"
@@ -478,7 +483,11 @@ COPIES = {
     "128x256b": (128, 32, lambda row: (row,)),
     "128x128b": (128, 16, lambda row: (row,)),
     "64x128b.warpx2::02_13": (64, 16, lambda row: (row, row + 64)),
-    "64x128b.warpx2::01_23": (64, 16, lambda row: (row + row // 32 * 32, row + 32 + row // 32 * 32)),
+    "64x128b.warpx2::01_23": (
+        64,
+        16,
+        lambda row: (row + row // 32 * 32, row + 32 + row // 32 * 32),
+    ),
     "32x128b.warpx4": (32, 16, lambda row: (row, row + 32, row + 64, row + 96)),
 }
 

@@ -229,6 +229,24 @@ def test_another_thread_goes_on_with_the_same_sums() -> None:
     found(kernel_of(PASSED_ON.replace(BEFORE + SYNC, SYNC)), Kind.RACE)
 
 
+RELAXED = """@%p2 mbarrier.init.shared::cta.b64 [%r3], 128;
+bar.sync 0;
+"""
+ARRIVE = "mbarrier.arrive.relaxed.cluster.shared::cta.b64 _, [%r3];\n"
+
+
+def test_relaxed_barriers_with_fences_order_tensor_memory() -> None:
+    """As the ISA's examples have them."""
+    relaxed = WAIT.replace("parity.shared", "parity.relaxed.cluster.shared")
+    handover = BEFORE + ARRIVE + relaxed.replace("WAIT", "HANDED").replace("%r2", "%r3")
+    text = kernel_of(
+        overwriting(wait=relaxed + "add.u32 %r3, %r2, 16;\n" + RELAXED, handover=handover)
+    )
+    text = text.replace(".shared .align 8 .b64 bar;", ".shared .align 8 .b64 bar[4];")
+    passes(text, TWICE)
+    found(text.replace(BEFORE + "mbarrier", "mbarrier"), Kind.RACE, "read by tcgen05.ld")
+
+
 FILL = (
     "".join(f"mov.u32 %r{70 + i}, 0x3f800000;\n" for i in range(N))
     + f"tcgen05.st.sync.aligned.32x32b.x{N}.b32 [%r7], "

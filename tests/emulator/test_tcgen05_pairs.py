@@ -55,6 +55,17 @@ def pair_text(rows: int, *, commit: str = COMMIT, columns: int = N) -> str:
     return tensor_kernel(body, image=SCALES, group=2)
 
 
+def scaled_pair_text() -> str:
+    body = START + descriptor(A) + descriptor(B, "%rd11")
+    body += descriptor(SCALES, "%rd12", fields=SCALE_FIELDS)
+    body += descriptor(SCALES + 512, "%rd13", fields=SCALE_FIELDS)
+    body += COPY_SCALES.replace("cta_group::1", "cta_group::2") + MINUS
+    opcode = "tcgen05.mma.cta_group::2.kind::mxf8f6f4.block_scale.block32"
+    ids = bits(256, scaled=True, more=1 << 23 | 2 << 29 | 1 << 4)
+    body += mma(opcode, ids, scales="[%r11], [%r12], ") + COMMIT + WAIT + stored(N)
+    return tensor_kernel(body, image=SCALES + 1024, group=2)
+
+
 def images(left: Array, right: Array) -> Array:
     """Each CTA has its rows of A, and half of the columns of B."""
     parts = []
@@ -98,16 +109,8 @@ def test_a_pair_scales_blocks(schedule: str) -> None:
             for part, a in zip(parts, np.split(codes[0], 2), strict=True)
         ]
     )
-    body = START + descriptor(A) + descriptor(B, "%rd11")
-    body += descriptor(SCALES, "%rd12", fields=SCALE_FIELDS)
-    body += descriptor(SCALES + 512, "%rd13", fields=SCALE_FIELDS)
-    body += COPY_SCALES.replace("cta_group::1", "cta_group::2") + MINUS
-    opcode = "tcgen05.mma.cta_group::2.kind::mxf8f6f4.block_scale.block32"
-    ids = bits(256, scaled=True, more=1 << 23 | 2 << 29 | 1 << 4)
-    body += mma(opcode, ids, scales="[%r11], [%r12], ") + COMMIT + WAIT + stored(N)
-    text = tensor_kernel(body, image=SCALES + 1024, group=2)
     out = np.zeros((256, N), np.float32)
-    executed(text, image, out, ctas=2, schedule=schedule, checks=True)
+    executed(scaled_pair_text(), image, out, ctas=2, schedule=schedule, checks=True)
     x = left.values * factors(codes[0], "ue8m0")[:, 2:3]
     y = right.values * factors(codes[1], "ue8m0")[:, 1:2]
     want = accumulators.BLACKWELL_MXFP8.dots(x, y)
@@ -185,4 +188,4 @@ def test_a_commit_arrives_in_all_ctas_of_its_mask() -> None:
 
 def test_an_assembler_takes_these_kernels(assembles: object) -> None:
     assert callable(assembles)
-    assembles([pair_text(256), pair_text(128)])
+    assembles([pair_text(256), pair_text(128), scaled_pair_text()])

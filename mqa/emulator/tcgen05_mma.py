@@ -191,14 +191,14 @@ class Product(TensorOperation):
             row, first = place_of(self.given.a)
             if row:
                 raise Finding(Kind.TENSOR_MEMORY, f"{self.name}: A begins at lane {row}")
-            halves = ALL_LANES if self.rows == LANES else region.halves
+            halves = sum({1 << place // HALF for place in self._lanes_of_a().ravel().tolist()})
             self.takes(memory, Region(halves, first, first + _ROW_BYTES // 4), writes=False)
         if self.given.scales is not None:
-            for address, count in zip(self.given.scales, (self.rows, self.at.columns), strict=True):
+            for i, address in enumerate(self.given.scales):
                 row, first = place_of(address & _ADDRESS)
                 if row:
                     raise Finding(Kind.TENSOR_MEMORY, f"{self.name}: scales begin at lane {row}")
-                end = first + -(-count // QUARTER)
+                end = first + int(self._places_of_scales(i)[1].max()) + 1
                 self.takes(memory, Region(ALL_LANES, first, end), writes=False)
 
     def _place(
@@ -221,6 +221,30 @@ class Product(TensorOperation):
                 Kind.DESCRIPTOR, f"{self.name}: operands of {kind} with their rows contiguous"
             )
         return sizes[kind]
+
+    def _lanes_of_a(self) -> Array:
+        """In tensor memory, of each row: one, or two with the same where a pair shares 128 rows."""
+        row = np.arange(self.rows)[:, None]
+        if self.rows == LANES:
+            return row
+        return (
+            row + np.array([0, LANES // 2]) if self.group == 2 else row % 16 + row // 16 * QUARTER
+        )
+
+    def _places_of_scales(self, which: int) -> tuple[Array, Array]:
+        """Lanes with the same, [rows, copies], and column of the scales of each row of A, or of
+        each column of B.
+
+        Where a pair shares 128 rows, each half of the columns has scales in the lanes of its sums.
+        """
+        if which == 0 or self.rows == LANES or self.group == 1:
+            lane, column = places_of_scales((self.rows, self.at.columns)[which])
+            return lane[:, None] + np.arange(0, LANES, QUARTER), column
+        half = self.at.columns // 2
+        number = np.arange(self.at.columns)
+        lane, column = (one[number % half] for one in places_of_scales(half))
+        first = lane + number // half * (LANES // 2)
+        return first[:, None] + np.array([0, QUARTER]), column
 
     def compute(self) -> None:
         b_raw = b"".join(self._raw(share.b) for share in self.shares)
@@ -317,9 +341,11 @@ class Product(TensorOperation):
                 origins.append(found[1])
             return self._raw(share.a)
         _, first = place_of(self.given.a)
-        rows = share.lanes[:, :1] if self.rows < LANES else np.arange(LANES)[:, None]
-        columns = np.arange(first, first + _ROW_BYTES // 4)
+        lane = self._lanes_of_a()
+        rows, columns = lane[:, :1], np.arange(first, first + _ROW_BYTES // 4)
         spoiled = share.memory.spoiled[rows, columns] != 0
+        for column in columns.tolist():
+            self._check_same(share.memory, lane, np.full((len(lane), 1), column), "rows of A")
         if np.count_nonzero(spoiled):
             bad |= np.any(spoiled, axis=1)[:, None]
             i, j = (int(x[0]) for x in np.nonzero(spoiled))
@@ -334,8 +360,8 @@ class Product(TensorOperation):
             a = operand(a_raw, self.rows, at.a, packed=self.packed)
             b = operand(b_raw, at.columns, at.b, packed=self.packed)
             return self._signed(a), b, None
-        a_codes, a_bad = self._scales(share.memory, scales[0], self.rows, at.a_id, origins)
-        b_codes, b_bad = self._scales(share.memory, scales[1], at.columns, at.b_id, origins)
+        a_codes, a_bad = self._scales(share.memory, 0, at.a_id, origins)
+        b_codes, b_bad = self._scales(share.memory, 1, at.b_id, origins)
         bad |= a_bad[:, None] | b_bad
         a, a_exponents = scaled_operand(
             a_raw, self.rows, at.a, a_codes, at.scale, packed=self.packed
@@ -351,31 +377,36 @@ class Product(TensorOperation):
         return dataclasses.replace(a, values=-a.values)
 
     def _scales(
-        self, memory: TensorMemory, address: int, rows: int, id: int, origins: list[str]
+        self, memory: TensorMemory, which: int, id: int, origins: list[str]
     ) -> tuple[bytes, Array]:
-        """Codes of the scales of each row, and rows whose scales were never written."""
-        _, first = place_of(address & _ADDRESS)
-        lane, column = places_of_scales(rows)
+        """Codes of the scales of each row of A, or column of B, and which were never written."""
+        assert self.given.scales is not None
+        _, first = place_of(self.given.scales[which] & _ADDRESS)
+        lane, column = self._places_of_scales(which)
         picked = list(scales_of(self.at.kind, self.per, id))
         if picked[-1] > 3:
             raise Finding(
                 Kind.DESCRIPTOR, f"{self.name} uses scales {picked} of words that have four"
             )
-        words = memory.cells[lane, column + first]
-        places = lane[:, None] + np.arange(0, LANES, QUARTER), (column + first)[:, None]
-        spoiled = memory.spoiled[places] != 0
-        if memory.cta.machine.checks.any:
-            if np.count_nonzero(spoiled):
-                i, j = (int(x[0]) for x in np.nonzero(spoiled))
-                origins.append(memory.origin(int(places[0][i, j]), int(column[i] + first)))
-            elif np.count_nonzero(memory.cells[places] != words[:, None]):
-                raise Finding(
-                    Kind.TENSOR_MEMORY,
-                    f"{self.name}: scales from column {first} of tensor memory are not the same in "
-                    "each quarter of the lanes",
-                )
-        codes = np.ascontiguousarray(words).view(np.uint8).reshape(rows, 4)[:, picked]
+        column = column[:, None] + first
+        spoiled = memory.spoiled[lane, column] != 0
+        if memory.cta.machine.checks.any and np.count_nonzero(spoiled):
+            i, j = (int(x[0]) for x in np.nonzero(spoiled))
+            origins.append(memory.origin(int(lane[i, j]), int(column[i, 0])))
+        self._check_same(memory, lane, column, "scales")
+        words = memory.cells[lane[:, :1], column]
+        codes = np.ascontiguousarray(words).view(np.uint8)[:, picked]
         return codes.tobytes(), np.any(spoiled, axis=1)
+
+    def _check_same(self, memory: TensorMemory, lane: Array, column: Array, what: str) -> None:
+        """Raise a finding where lanes that have to hold the same do not."""
+        cells = memory.cells[lane, column]
+        if memory.cta.machine.checks.any and np.count_nonzero(cells != cells[:, :1]):
+            raise Finding(
+                Kind.TENSOR_MEMORY,
+                f"{self.name}: {what} in column {int(np.min(column))} of tensor memory are not "
+                "the same in all lanes that have to hold them",
+            )
 
 
 @effect("tcgen05.mma")

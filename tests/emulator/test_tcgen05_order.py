@@ -297,6 +297,30 @@ def test_rows_of_operands_that_were_never_written_spoil_their_sums() -> None:
     )
 
 
+def test_scales_have_to_be_the_same_in_all_quarters_of_the_lanes() -> None:
+    other = "setp.eq.u32 %p7, %r4, 2;\nmov.u32 %r70, 5;\nadd.u32 %r71, %r7, 33;\n@%p7 "
+    other += "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r71], {%r70};\n" + WAIT_ST
+    copied, multiplied = SCALED.split(MINUS)
+    body = copied + COMMIT + WAIT + other + BEFORE + SYNC + AFTER + MINUS + multiplied
+    said = "scales in column 480 of tensor memory are not the same"
+    found(kernel_of(body + COMMIT + AGAIN), Kind.TENSOR_MEMORY, said)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_without_checks_a_use_before_the_wait_waits(schedule: str) -> None:
+    text = kernel_of(FIRST + COMMIT + WAIT + stored(N, wait=""))
+    assert (run_text(text, schedule, checks=False) == ONCE).all()
+
+
+def test_moves_before_the_wait_make_aliases() -> None:
+    loads, *stores = stored(N, wait="").split("\n")
+    moves = "mov.b64 %rd40, {%r60, %r61};\nmov.u32 %r62, %r62;\nmov.b64 {%r60, %r61}, %rd40;\n"
+    body = "\n".join([loads, moves, WAIT_LD, *stores])
+    passes(kernel_of(FIRST + COMMIT + WAIT + body), ONCE)
+    written = "\n".join([loads, "mov.u32 %r61, 0;", WAIT_LD, *stores])
+    found(kernel_of(FIRST + COMMIT + WAIT + written), Kind.PENDING_REGISTER, "%r61 belongs to")
+
+
 @pytest.mark.parametrize("columns", [16, 48, 1024])
 def test_a_count_of_columns_that_is_none(columns: int) -> None:
     found(

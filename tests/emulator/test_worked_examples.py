@@ -124,7 +124,7 @@ def test_a_scale_goes_from_its_byte_to_its_product() -> None:
 
 
 def test_a_load_of_warp_2_takes_lanes_from_64_on() -> None:
-    """Thread t and register j of `ld.32x32b.x32 [tm + (2 << 21) + 64]`: lane 64 + t, j columns on."""
+    """Of `ld.32x32b.x32 [tm + (2 << 21) + 64]` thread t has lane 64 + t in all its registers."""
     body = FILLED + "add.u32 %r7, %r7, 64;\n" + stored(32)
     text = tensor_kernel(body, image=0, columns=256)
     got = executed(text, np.zeros(4, np.uint8), np.zeros((128, 32), np.uint32))

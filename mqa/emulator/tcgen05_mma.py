@@ -194,12 +194,17 @@ class Product(TensorOperation):
             halves = sum({1 << place // HALF for place in self._lanes_of_a().ravel().tolist()})
             self.takes(memory, Region(halves, first, first + _ROW_BYTES // 4), writes=False)
         if self.given.scales is not None:
-            for i, address in enumerate(self.given.scales):
+            for address, (_, column) in zip(self.given.scales, self._scale_places(), strict=True):
                 row, first = place_of(address & _ADDRESS)
                 if row:
                     raise Finding(Kind.TENSOR_MEMORY, f"{self.name}: scales begin at lane {row}")
-                end = first + int(self._places_of_scales(i)[1].max()) + 1
+                end = first + int(column[-1]) + 1
                 self.takes(memory, Region(ALL_LANES, first, end), writes=False)
+
+    def _scale_places(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """Of A's and of B's."""
+        parted = self.group == 2 and self.rows < LANES
+        return places_of_scales(self.rows), places_of_scales(self.at.columns, parted=parted)
 
     def _place(
         self, shared: Shared, descriptor: int, rows: int, kind: str, *, across: bool
@@ -230,21 +235,6 @@ class Product(TensorOperation):
         return (
             row + np.array([0, LANES // 2]) if self.group == 2 else row % 16 + row // 16 * QUARTER
         )
-
-    def _places_of_scales(self, which: int) -> tuple[Array, Array]:
-        """Lanes with the same, [rows, copies], and column of the scales of each row of A, or of
-        each column of B.
-
-        Where a pair shares 128 rows, each half of the columns has scales in the lanes of its sums.
-        """
-        if which == 0 or self.rows == LANES or self.group == 1:
-            lane, column = places_of_scales((self.rows, self.at.columns)[which])
-            return lane[:, None] + np.arange(0, LANES, QUARTER), column
-        half = self.at.columns // 2
-        number = np.arange(self.at.columns)
-        lane, column = (one[number % half] for one in places_of_scales(half))
-        first = lane + number // half * (LANES // 2)
-        return first[:, None] + np.array([0, QUARTER]), column
 
     def compute(self) -> None:
         b_raw = b"".join(self._raw(share.b) for share in self.shares)
@@ -344,13 +334,24 @@ class Product(TensorOperation):
         lane = self._lanes_of_a()
         rows, columns = lane[:, :1], np.arange(first, first + _ROW_BYTES // 4)
         spoiled = share.memory.spoiled[rows, columns] != 0
-        for column in columns.tolist():
-            self._check_same(share.memory, lane, np.full((len(lane), 1), column), "rows of A")
+        self._check_copies(share.memory, lane, columns)
         if np.count_nonzero(spoiled):
             bad |= np.any(spoiled, axis=1)[:, None]
             i, j = (int(x[0]) for x in np.nonzero(spoiled))
             origins.append(share.memory.origin(int(rows[i, 0]), int(columns[j])))
         return share.memory.cells[rows, columns].tobytes()
+
+    def _check_copies(self, memory: TensorMemory, lane: Array, columns: Array) -> None:
+        """Raise a finding where lanes that have to hold the same rows of A do not."""
+        if lane.shape[1] == 1 or not memory.cta.machine.checks.any:
+            return
+        first, second = (memory.cells[lane[:, i : i + 1], columns] for i in (0, 1))
+        if np.count_nonzero(first != second):
+            raise Finding(
+                Kind.TENSOR_MEMORY,
+                f"{self.name}: A from column {int(columns[0])} of tensor memory is not the same in "
+                "both halves of the lanes",
+            )
 
     def _operands(
         self, share: _Share, a_raw: bytes, b_raw: bytes, bad: Array, origins: list[str]
@@ -360,8 +361,9 @@ class Product(TensorOperation):
             a = operand(a_raw, self.rows, at.a, packed=self.packed)
             b = operand(b_raw, at.columns, at.b, packed=self.packed)
             return self._signed(a), b, None
-        a_codes, a_bad = self._scales(share.memory, 0, at.a_id, origins)
-        b_codes, b_bad = self._scales(share.memory, 1, at.b_id, origins)
+        of_a, of_b = self._scale_places()
+        a_codes, a_bad = self._scales(share.memory, scales[0], of_a, at.a_id, origins)
+        b_codes, b_bad = self._scales(share.memory, scales[1], of_b, at.b_id, origins)
         bad |= a_bad[:, None] | b_bad
         a, a_exponents = scaled_operand(
             a_raw, self.rows, at.a, a_codes, at.scale, packed=self.packed
@@ -377,36 +379,36 @@ class Product(TensorOperation):
         return dataclasses.replace(a, values=-a.values)
 
     def _scales(
-        self, memory: TensorMemory, which: int, id: int, origins: list[str]
+        self,
+        memory: TensorMemory,
+        address: int,
+        where: tuple[Array, Array],
+        id: int,
+        origins: list[str],
     ) -> tuple[bytes, Array]:
-        """Codes of the scales of each row of A, or column of B, and which were never written."""
-        assert self.given.scales is not None
-        _, first = place_of(self.given.scales[which] & _ADDRESS)
-        lane, column = self._places_of_scales(which)
+        """Codes of the scales of each row, and rows whose scales were never written."""
+        _, first = place_of(address & _ADDRESS)
+        lane, column = where
         picked = list(scales_of(self.at.kind, self.per, id))
         if picked[-1] > 3:
             raise Finding(
                 Kind.DESCRIPTOR, f"{self.name} uses scales {picked} of words that have four"
             )
-        column = column[:, None] + first
-        spoiled = memory.spoiled[lane, column] != 0
-        if memory.cta.machine.checks.any and np.count_nonzero(spoiled):
-            i, j = (int(x[0]) for x in np.nonzero(spoiled))
-            origins.append(memory.origin(int(lane[i, j]), int(column[i, 0])))
-        self._check_same(memory, lane, column, "scales")
-        words = memory.cells[lane[:, :1], column]
-        codes = np.ascontiguousarray(words).view(np.uint8)[:, picked]
+        places = lane, (column + first)[:, None]
+        words = memory.cells[lane[:, 0], column + first]
+        spoiled = memory.spoiled[places] != 0
+        if memory.cta.machine.checks.any:
+            if np.count_nonzero(spoiled):
+                i, j = (int(x[0]) for x in np.nonzero(spoiled))
+                origins.append(memory.origin(int(places[0][i, j]), int(column[i] + first)))
+            elif np.count_nonzero(memory.cells[places] != words[:, None]):
+                raise Finding(
+                    Kind.TENSOR_MEMORY,
+                    f"{self.name}: scales from column {first} of tensor memory are not the same in "
+                    f"each quarter of the lanes that has them",
+                )
+        codes = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 4)[:, picked]
         return codes.tobytes(), np.any(spoiled, axis=1)
-
-    def _check_same(self, memory: TensorMemory, lane: Array, column: Array, what: str) -> None:
-        """Raise a finding where lanes that have to hold the same do not."""
-        cells = memory.cells[lane, column]
-        if memory.cta.machine.checks.any and np.count_nonzero(cells != cells[:, :1]):
-            raise Finding(
-                Kind.TENSOR_MEMORY,
-                f"{self.name}: {what} in column {int(np.min(column))} of tensor memory are not "
-                "the same in all lanes that have to hold them",
-            )
 
 
 @effect("tcgen05.mma")

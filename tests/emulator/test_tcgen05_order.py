@@ -302,7 +302,7 @@ def test_scales_have_to_be_the_same_in_all_quarters_of_the_lanes() -> None:
     other += "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r71], {%r70};\n" + WAIT_ST
     copied, multiplied = SCALED.split(MINUS)
     body = copied + COMMIT + WAIT + other + BEFORE + SYNC + AFTER + MINUS + multiplied
-    said = "scales in column 480 of tensor memory are not the same"
+    said = "scales from column 480 of tensor memory are not the same"
     found(kernel_of(body + COMMIT + AGAIN), Kind.TENSOR_MEMORY, said)
 
 

@@ -70,9 +70,14 @@ def fail(instruction: Instruction, why: str) -> NoReturn:
 class Binder:
     """Gives registers, constants and special registers their places in a warp's list."""
 
-    def __init__(self, registers: list[Register], symbols: dict[str, int]) -> None:
+    def __init__(
+        self, registers: list[Register], symbols: dict[str, int], spaces: dict[str, str]
+    ) -> None:
         self.types = [storage(register.type) for register in registers]
-        self.symbols = symbols
+        self.symbols, self.spaces = symbols, spaces
+        """Of variables: addresses, and the state spaces that they lie in."""
+        self.ranked = False
+        """Whether addresses of shared variables carry the rank of their CTA."""
         self.constants: dict[int, Array] = {}
         self.special: dict[str, int] = {}
         self._known: dict[tuple[int, str], int] = {}
@@ -86,19 +91,24 @@ class Binder:
         if isinstance(operand, Immediate):
             return self._constant(_bits(operand, kind), wanted), None
         if isinstance(operand, Symbol) and operand.name in self.symbols:
+            if self.ranked and self.spaces[operand.name] == "shared":
+                return self._special(f"&{operand.name}", np.dtype("u8"), wanted)
             return self._constant(self.symbols[operand.name], wanted), None
         if isinstance(operand, Symbol) and operand.name == "WARP_SZ":
             return self._constant(LANES, wanted), None
         if isinstance(operand, Symbol) and operand.name.startswith("%"):
             if operand.name not in SPECIAL:
                 fail(at, f"special register {operand.name} is not modelled")
-            if operand.name not in self.special:
-                self.special[operand.name] = self._new(np.dtype("u4"))
-            index = self.special[operand.name]
-            return index, _view(self.types[index], wanted)
+            return self._special(operand.name, np.dtype("u4"), wanted)
         if isinstance(operand, Negated) and kind == "pred":
             return operand.register.index, np.logical_not
         fail(at, f"operand {operand} is not a value of type {kind}")
+
+    def _special(self, name: str, dtype: np.dtype[Any], wanted: np.dtype[Any]) -> Slot:
+        """What each warp has of its own from the start, by name; `&x` is the address of x."""
+        if name not in self.special:
+            self.special[name] = self._new(dtype)
+        return self.special[name], _view(dtype, wanted)
 
     def dest(self, operand: Operand, kind: str, at: Instruction) -> Slot:
         """Where a result of type `kind` goes, and what makes it the register's."""

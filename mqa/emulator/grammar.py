@@ -72,6 +72,7 @@ _RULES: dict[str, tuple[Iterable[int], set[str] | None]] = {
     "match.any.sync": ((3,), {"b32", "b64"}),
     "match.all.sync": ((3,), {"b32", "b64"}),
     "trap": ((0,), set()),
+    "brkpt": ((0,), set()),
     "call": (_ANY, {"uni"}),
     "mbarrier.init": ((2,), _MBARRIER - {"acquire", "release", "relaxed"}),
     "mbarrier.inval": ((1,), _MBARRIER - {"acquire", "release", "relaxed"}),

@@ -11,7 +11,7 @@ import numpy as np
 from mqa.emulator import taint
 from mqa.emulator.alu import DTYPES, LANES, Binder, fail
 from mqa.emulator.floats import Array
-from mqa.emulator.memory import RANK_SHIFT, WINDOWS, Buffer, Shared
+from mqa.emulator.memory import RANK_SHIFT, WINDOWS, Buffer, Shared, rank_of, ranked
 from mqa.emulator.parser import BYTES, Address, Instruction, Operand, Register, Symbol, Vector
 from mqa.emulator.program import Effect, addresses, effect, values
 from mqa.emulator.reports import Finding, Kind
@@ -31,8 +31,14 @@ _ORDERS |= {"global", "shared", "shared::cta", "shared::cluster"}
 _SPACES = ("global", "shared", "local", "param", "const", "shared::cta", "shared::cluster")
 
 
-def _form(at: Instruction) -> tuple[str, str, int]:
-    """State space ("" if generic), type and vector length."""
+def _named(at: Instruction) -> str:
+    """The variable that an instruction's address names, if it does."""
+    found = next((x.base for x in at.operands if isinstance(x, Address)), None)
+    return found.name if isinstance(found, Symbol) else ""
+
+
+def _form(b: Binder, at: Instruction) -> tuple[str, str, int]:
+    """State space ("" if generic), type and vector length. Parameters of calls are local."""
     *rest, kind = at.parts[1:]
     space = next((part for part in rest if part in _SPACES), "")
     expected = 2 + ("L2::cache_hint" in rest)
@@ -43,6 +49,8 @@ def _form(at: Instruction) -> tuple[str, str, int]:
             fail(at, f"modifier .{part} is not modelled")
     if kind not in BYTES:
         fail(at, f"type .{kind} is not modelled")
+    if space == "param" and b.spaces.get(_named(at)) == "local":
+        space = "local"
     return space, kind, 2 if "v2" in rest else 4 if "v4" in rest else 1
 
 
@@ -52,7 +60,7 @@ def _elements(operand: Operand) -> tuple[Operand, ...]:
 
 @effect("ld")
 def ld(b: Binder, at: Instruction) -> Effect:
-    space, kind, count = _form(at)
+    space, kind, count = _form(b, at)
     size, dtype = BYTES[kind], DTYPES[kind]
     access = strong(load) if _STRONG.intersection(at.parts) else load
     dests = [b.dest(operand, kind, at) for operand in _elements(at.operands[0])]
@@ -177,14 +185,16 @@ def _resolve(places: Array) -> tuple[str, Array]:
 
 
 def _by_cta(warp: Warp, places: Array) -> Iterator[tuple[Any, Shared, Array]]:
-    """The shared memories that addresses name: the rank above `RANK_SHIFT`, 0 for one's own."""
+    """The shared memories that addresses name by ranks."""
     ranks = places >> RANK_SHIFT
     if not np.count_nonzero(ranks):
         yield slice(None), warp.cta.shared, places
         return
-    for rank in sorted(set(ranks.tolist())):
-        which = ranks == rank
-        cta = warp.cta if rank == 0 else warp.cta.peer(rank - 1)
+    codes = sorted(set(ranks.tolist()))
+    for code in codes:
+        which = ranks == code if len(codes) > 1 else slice(None)
+        rank = rank_of(code << RANK_SHIFT)
+        cta = warp.cta if rank is None else warp.cta.peer(rank)
         yield which, cta.shared, places[which] & (1 << RANK_SHIFT) - 1
 
 
@@ -197,7 +207,7 @@ def _buffer(warp: Warp, space: str, places: Array) -> Buffer:
 
 @effect("st", carries=(1,))
 def st(b: Binder, at: Instruction) -> Effect:
-    space, kind, count = _form(at)
+    space, kind, count = _form(b, at)
     size = BYTES[kind]
     unsigned = f"b{8 * size}"
     given = [values(b, operand, unsigned, at) for operand in _elements(at.operands[1])]
@@ -377,55 +387,16 @@ def mapa(b: Binder, at: Instruction) -> Effect:
             )
         given = where(warp).astype(np.int64)
         # A generic address keeps the window that it lies in.
-        offset = given >> 60 << 60 | given & (1 << RANK_SHIFT) - 1
-        value = (offset | (ranks.astype(np.int64) + 1) << RANK_SHIFT).astype(DTYPES[kind])
+        value = (given >> 60 << 60 | ranked(ranks.astype(np.int64), given)).astype(DTYPES[kind])
         place, out = dest
         warp.write(place, out(value) if out else value, mask)
 
     return run
 
 
-@effect("trap")
+@effect("trap", "brkpt")
 def trap(b: Binder, at: Instruction) -> Effect:
     def run(warp: Warp, mask: int) -> None:
         raise Finding(Kind.TRAP, f"by threads {mask:#010x}")
 
     return run
-
-
-@effect("call")
-def call(b: Binder, at: Instruction) -> Effect:
-    """Of the runtime's own functions only that of failed assertions is modelled."""
-    named = next((x.name for x in at.operands if isinstance(x, Symbol)), "")
-    if named != "__assertfail" or not isinstance(at.operands[-1], Vector):
-        fail(at, f"function {named or at.operands[0]} is not modelled")
-    message, file, line, *_ = (
-        addresses(b, _there(x, at), at, "b64") for x in at.operands[-1].parts
-    )
-
-    def run(warp: Warp, mask: int) -> None:
-        texts = [_text(warp, int(_parameter(warp, x, 8))) for x in (message, file)]
-        where = f"{texts[1]}:{int(_parameter(warp, line, 4))}"
-        raise Finding(Kind.TRAP, f"assertion {texts[0]!r} of {where} by threads {mask:#010x}")
-
-    return run
-
-
-def _there(operand: Operand, at: Instruction) -> Address:
-    if not isinstance(operand, Symbol):
-        fail(at, f"{operand} is no parameter")
-    return Address(operand)
-
-
-def _parameter(warp: Warp, where: Callable[[Warp], Array], size: int) -> Any:
-    (bits,) = load(warp, "param", where(warp)[:1], size, 1, 1)
-    return bits[0]
-
-
-def _text(warp: Warp, address: int) -> str:
-    """A string of the module, to its end or that of its variable."""
-    if address >> 60 == WINDOWS["const"] >> 60:
-        address -= WINDOWS["const"]
-    buffer = warp.cta.machine.memory.find(address)
-    raw = buffer.data[address - buffer.origin :].tobytes()
-    return raw.split(b"\0")[0].decode(errors="replace")

@@ -375,8 +375,19 @@ class _Parser:
 
     def _variable(self, text: str) -> None:
         data = self._described(text)
-        where = self.module.variables if self.entry is None else self.entry.variables
-        where[data.name] = data
+        if self.entry is None:
+            self.module.variables[data.name] = data
+            return
+        if data.space == "param":
+            data = self._of_call(data)
+        self.entry.variables[data.name] = data
+
+    def _of_call(self, data: Data) -> Data:
+        """A parameter of a call lies in the caller's local memory, at the place of those of the
+        same name: each call has its own."""
+        before = self.entry.variables.get(data.name, data) if self.entry is not None else data
+        align, size = max(data.align, before.align), max(data.size, before.size)
+        return Data(data.name, "local", align, size)
 
     def _described(self, text: str) -> Data:
         found = _VARIABLE.match(text.strip())

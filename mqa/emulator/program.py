@@ -100,6 +100,8 @@ class Layout:
     static_shared: int
     """Bytes of shared memory before the dynamic part."""
     local: int
+    spaces: dict[str, str]
+    """State spaces of these variables."""
     initial: tuple[tuple[int, bytes], ...]
     """Of module-scope variables: address in the constant window, and bytes."""
 
@@ -110,6 +112,7 @@ def _up(value: int, align: int) -> int:
 
 def _lay_out(module: Module, entry: Entry) -> Layout:
     symbols: dict[str, int] = {}
+    spaces = {data.name: data.space for data in entry.params}
     ends = {"param": PARAM_START, "shared": SHARED_START, "local": 0, "global": CONST_START}
     initial = []
 
@@ -120,6 +123,7 @@ def _lay_out(module: Module, entry: Entry) -> Layout:
     for param in entry.params:
         place(param, "param")
     variables = (*entry.variables.values(), *module.variables.values())
+    spaces.update((data.name, data.space) for data in variables)
     dynamic = [data for data in variables if data.space == "shared" and data.size == 0]
     for data in variables:
         if data in dynamic:
@@ -132,7 +136,7 @@ def _lay_out(module: Module, entry: Entry) -> Layout:
         symbols[data.name] = _up(ends["shared"], data.align)
     static = max((symbols[data.name] for data in dynamic), default=ends["shared"])
     sizes = ends["param"] - PARAM_START, static - SHARED_START, ends["local"]
-    return Layout(symbols, *sizes, tuple(initial))
+    return Layout(symbols, *sizes, spaces, tuple(initial))
 
 
 class Program:
@@ -143,11 +147,12 @@ class Program:
 
     def __init__(self, module: Module, entry: Entry) -> None:
         # They register what they bind.
-        from mqa.emulator import engines, memory_access, reductions, sync, wgmma  # noqa: F401
+        from mqa.emulator import calls, engines, memory_access, reductions, sync, wgmma  # noqa: F401
 
         self.module, self.entry = module, entry
         self.layout = _lay_out(module, entry)
-        self.binder = Binder(entry.registers, self.layout.symbols)
+        self.binder = Binder(entry.registers, self.layout.symbols, self.layout.spaces)
+        self.binder.ranked = any(_names_pairs(at) for at in entry.instructions)
         self.instructions = entry.instructions
         self.sources = [_registers_of(i) for i in self.instructions]
         self.grain = min((4, *(_shared_bytes(i) for i in self.instructions)))
@@ -281,6 +286,12 @@ def _guard(at: Instruction) -> tuple[Register, ...]:
     if at.predicate is None:
         return ()
     return (at.predicate.register if isinstance(at.predicate, Negated) else at.predicate,)
+
+
+def _names_pairs(at: Instruction) -> bool:
+    """Whether a copy may tell the other CTA of its pair, which kernels name by a bit of the rank in
+    the addresses of their own variables."""
+    return at.parts[:4] == ("cp", "async", "bulk", "tensor") and "cta_group::2" in at.parts
 
 
 def _shared_bytes(at: Instruction) -> int:

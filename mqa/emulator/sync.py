@@ -11,7 +11,7 @@ import numpy as np
 from mqa.emulator import taint
 from mqa.emulator.alu import DTYPES, LANES, Binder, fail
 from mqa.emulator.floats import Array
-from mqa.emulator.memory import RANK_SHIFT, WINDOWS
+from mqa.emulator.memory import RANK_SHIFT, WINDOWS, rank_of
 from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Instruction, Operand, Pair, Symbol
 from mqa.emulator.program import Effect, addresses, effect, number, values
@@ -168,8 +168,8 @@ def _place(warp: Warp, address: int) -> tuple[Cta, int]:
         if address >> 60 != window >> 60:
             raise Finding(Kind.OUT_OF_BOUNDS, f"mbarrier at {address:#x}, not in shared memory")
         address -= window
-    rank, offset = address >> RANK_SHIFT, address & (1 << RANK_SHIFT) - 1
-    return warp.cta if rank == 0 else warp.cta.peer(rank - 1), offset
+    rank, offset = rank_of(address), address & (1 << RANK_SHIFT) - 1
+    return warp.cta if rank is None else warp.cta.peer(rank), offset
 
 
 def barrier_at(warp: Warp, address: int) -> MBarrier:
@@ -561,8 +561,8 @@ def getctarank(b: Binder, at: Instruction) -> Effect:
 
     def run(warp: Warp, mask: int) -> None:
         given = where(warp).astype(np.int64) & (1 << 60) - 1
-        ranks = given >> RANK_SHIFT
-        value = np.where(ranks == 0, warp.cta.rank, ranks - 1).astype(np.uint32)
+        found = (rank_of(address) for address in given.tolist())
+        value = np.array([warp.cta.rank if rank is None else rank for rank in found], np.uint32)
         warp.write(place, cast(value) if cast else value, mask)
 
     return run

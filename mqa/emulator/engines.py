@@ -17,7 +17,16 @@ from mqa.cuda.tensor_map import ADDRESS_BYTES, DESCRIPTOR_BYTES, TensorMap
 from mqa.emulator.alu import Binder, fail
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
-from mqa.emulator.memory import PARAM_START, POISON, RANK_SHIFT, WINDOWS, Shared, rank_of, ranked
+from mqa.emulator.memory import (
+    PARAM_START,
+    POISON,
+    RANK_SHIFT,
+    WINDOWS,
+    Global,
+    Shared,
+    rank_of,
+    ranked,
+)
 from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Address, Instruction
 from mqa.emulator.program import Effect, addresses, effect, number, values
@@ -344,7 +353,7 @@ def check_bulk(place: int, other: int, size: int) -> None:
 @effect("cp.async.bulk")
 def bulk_copy(b: Binder, at: Instruction) -> Effect:
     form, rest = ".".join(at.parts[3:5]), set(at.parts[5:])
-    if form == "global.shared::cta" and rest <= {"bulk_group", "L2::cache_hint"}:
+    if form == "global.shared::cta" and rest <= {"bulk_group", "L2::cache_hint", "cp_mask"}:
         return _bulk_store(b, at)
     if form not in (*_LOAD, "shared::cluster.shared::cta") or not rest <= _TENSOR_LOAD - {"tile"}:
         fail(at, "this form is not modelled")
@@ -402,6 +411,9 @@ def bulk_out(b: Binder, at: Instruction, change: Change | None) -> Effect:
     """Bytes from shared memory to global: a store, or a reduction by `change`."""
     target, source = (addresses(b, operand, at, "u64") for operand in at.operands[:2])
     sizes = values(b, at.operands[2], "u32", at)
+    bytes_of = None
+    if "cp_mask" in at.parts:
+        bytes_of = values(b, at.operands[3 + ("L2::cache_hint" in at.parts)], "u16", at)
 
     def run(warp: Warp, mask: int) -> None:
         for lane in np.flatnonzero(lanes(mask)).tolist():
@@ -409,12 +421,31 @@ def bulk_out(b: Binder, at: Instruction, change: Change | None) -> Effect:
             size = int(sizes(warp)[lane])
             check_bulk(place, origin, size)
             name = f"bulk {'reduction' if change else 'store'} of {size} bytes"
-            into = warp.cta.machine.memory.range(place, size, name)
+            memory = warp.cta.machine.memory
+            if bytes_of is None:
+                write = _into(memory.range(place, size, name), change)
+            else:
+                write = _into_masked(memory, place, size, int(bytes_of(warp)[lane]))
             warp.cta.shared.words(origin, size)
             chunks = np.arange(origin, origin + size, 16) - warp.cta.shared.start
-            _copy_out(warp, lane, name, chunks, _into(into, change))
+            _copy_out(warp, lane, name, chunks, write)
 
     return run
+
+
+def _into_masked(memory: Global, place: int, size: int, mask: int) -> Callable[[Array], None]:
+    """Writes of each 16 bytes those that have a bit in the mask; others may be no one's."""
+    keeps = np.resize([bool(mask >> i & 1) for i in range(16)], size)
+    kept = np.flatnonzero(keeps)
+    if not len(kept):
+        return lambda data: None
+    part = slice(int(kept[0]), int(kept[-1]) + 1)
+    target = memory.range(place + part.start, part.stop - part.start, "masked bulk store")
+
+    def write(data: Array) -> None:
+        target[keeps[part]] = data.reshape(-1)[keeps]
+
+    return write
 
 
 def _into(target: Array, change: Change | None) -> Callable[[Array], None]:

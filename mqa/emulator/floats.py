@@ -110,8 +110,9 @@ def min_number(a: Array, b: Array) -> Array:
 
 
 def _other(a: Array, b: Array, picked: Array) -> Array:
-    """Where one is NaN, the other with its own sign."""
-    return np.where(np.isnan(a), b, np.where(np.isnan(b), a, picked))
+    """Where one is NaN, the other with its own sign; `picked` where both or none are."""
+    one, other = np.isnan(a), np.isnan(b)
+    return np.where(one & ~other, b, np.where(other & ~one, a, picked))
 
 
 def _canonical(values: Array) -> Array:

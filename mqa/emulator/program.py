@@ -74,6 +74,9 @@ class Step:
     predicate: tuple[int, bool] | None
     target: int = -1
     exits: bool = False
+    targets: tuple[int, ...] = ()
+    """Of a branch by an index."""
+    index: Callable[[Warp], Any] | None = None
 
 
 class Run(NamedTuple):
@@ -142,13 +145,13 @@ def _lay_out(module: Module, entry: Entry) -> Layout:
 class Program:
     """An entry, ready to be executed by warps."""
 
-    CONTROL = ("bra", "ret", "exit")
+    CONTROL = ("bra", "brx", "ret", "exit")
     """Opcodes that change where a warp goes on, and nothing else."""
 
     def __init__(self, module: Module, entry: Entry) -> None:
         # They register what they bind.
-        from mqa.emulator import calls, engines, memory_access, reductions, sync, wgmma  # noqa: F401
-        from mqa.emulator import tcgen05, tcgen05_mma  # noqa: F401
+        from mqa.emulator import calls, engines, memory_access, reductions, special  # noqa: F401
+        from mqa.emulator import remote, sync, tcgen05, tcgen05_mma, wgmma  # noqa: F401
 
         self.module, self.entry = module, entry
         self.layout = _lay_out(module, entry)
@@ -196,7 +199,8 @@ class Program:
             fail(at, "this instruction is not modelled")
         grammar.check(at, key)
         carried = CARRIES.get(key, ())
-        self.deciding[index] = _guard(at), _registers_of(at, carried) if key in EFFECTS else ()
+        operands = _registers_of(at, carried) if key in EFFECTS or key == "brx" else ()
+        self.deciding[index] = _guard(at), operands
         try:
             return self._bind_known(at, key, predicate)
         except IndexError:
@@ -209,6 +213,9 @@ class Program:
     ) -> Step | Function:
         if key == "bra":
             return Step(_nothing, predicate, target=at.target)
+        if key == "brx":
+            index = values(self.binder, at.operands[0], "u32", at)
+            return Step(_nothing, predicate, at.targets[0], targets=at.targets, index=index)
         if key in self.CONTROL:
             return Step(_nothing, predicate, exits=True)
         if clocks.reads_clock(at):
@@ -320,7 +327,7 @@ def _registers_of(at: Instruction, without: tuple[int, ...] = ()) -> tuple[Regis
             for part in operand.coordinates:
                 visit(part)
 
-    reads_first = at.parts[0] in ("bar", "barrier") and "red" not in at.parts
+    reads_first = at.parts[0] in ("bar", "barrier", "brx") and "red" not in at.parts
     for i, operand in enumerate(at.operands):
         if (i > 0 or reads_first or isinstance(operand, Address)) and i not in without:
             visit(operand)

@@ -218,7 +218,7 @@ class _Parser:
         blank = re.compile(r"[^\n]+")
         self.text = _COMMENT.sub(lambda found: blank.sub(" ", found[0]), text)
         self.at = 0
-        self.newlines = [found.start() for found in re.finditer("\n", text)]
+        self.newlines = [found.start() for found in re.finditer("\n", self.text)]
         self.module = Module()
         self.entry: Entry | None = None
         self.scope: _Scope | None = None

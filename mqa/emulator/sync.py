@@ -272,6 +272,8 @@ def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
             if releases and warp.view is not None and told.get(barrier) != barrier.phase:
                 warp.view.release(barrier.told)
                 told[barrier] = barrier.phase
+            if not releases and warp.tensor is not None:
+                merge(barrier.told, warp.tensor.handed)
             if expects:
                 barrier.expect(value)
             barrier.arrive(1 if expects else value, drop=drop, completes=completes)
@@ -329,10 +331,10 @@ def mbarrier_wait(b: Binder, at: Instruction) -> Effect:
         over = {one: wait.over() for one, wait in wanted.items()}
         if suspends and not any(over.values()) and not warp.gives_up():
             return PhaseWait(wanted.values())
-        if acquires and warp.view is not None:
+        if warp.view is not None:
             for one, wait in wanted.items():
                 if over[one]:
-                    warp.view.acquire(wait.barrier.known)
+                    merge(warp.view.seen if acquires else warp.heard, wait.barrier.known)
         done = np.zeros(LANES, bool)
         done[lanes(mask)] = [over[one] for one in asked]
         warp.write(place, done, mask)

@@ -283,7 +283,7 @@ class TensorMemory:
 
     def order(self, user: TensorOperation, region: Region, *, writes: bool) -> None:
         """Raise a finding unless an operation's use comes after those of others."""
-        before = [(self.writes, "written")] + ([(self.reads, "read")] if writes else [])
+        before = ([(self.reads, "read")] if writes else []) + [(self.writes, "written")]
         for uses, done in before:
             for use in self._uses(uses, region, user.issuer):
                 kind = user.issuer.judge(use, user.piece)

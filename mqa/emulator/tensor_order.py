@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mqa.emulator.machine import Operation
-from mqa.emulator.order import Order, Use, View
+from mqa.emulator.order import Order, Seen, Use, View
 from mqa.emulator.reports import Kind
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ class Issuer:
         self.waited = {"ld": 0, "st": 0}
         """Times of the last load and store that the warp waited for."""
         self._pipes: dict[int, Flow] = {}
+        self.handed: Seen = {}
+        """What fences before a barrier told: relaxed arrivals pass it on too."""
 
     def pipe(self, lane: int) -> Flow:
         """Products and copies that a thread issued."""
@@ -117,14 +119,15 @@ class Issuer:
         view = self.warp.view
         if view is None:
             return
-        view.saw(self.loads.party, self.waited["ld"])
-        view.saw(self.stores.party, self.waited["st"])
-        for flow in self._pipes.values():
-            view.saw(flow.other, flow.time)
+        self.handed = {flow.other: flow.time for flow in self._pipes.values()}
+        self.handed[self.loads.party] = self.waited["ld"]
+        self.handed[self.stores.party] = self.waited["st"]
+        view.acquire(self.handed)
 
     def after_sync(self) -> None:
         if self.view is not None and self.warp.view is not None:
             self.view.acquire(self.warp.view.seen)
+            self.view.acquire(self.warp.heard)
 
     def judge(self, use: Use, piece: Piece) -> Kind | None:
         """What is wrong if this warp's operation meets that use; None where it comes after."""

@@ -148,6 +148,8 @@ class Warp:
         self.open_products: list[Any] = []
         """wgmma of the group that is not committed yet."""
         self.product_groups: list[list[Any]] = []
+        self.heard: dict[int, int] = {}
+        """What relaxed waits told: it counts for tensor memory, after a fence."""
         self.tensor: Any = None
         """What `mqa.emulator.tensor_order` keeps."""
         self.max_registers = 0

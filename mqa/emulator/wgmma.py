@@ -166,9 +166,25 @@ def _kept(model: FusedTruncating) -> int:
     return 10 if isinstance(model, HalfSums) else min(model.bits, 23)
 
 
+_ONE_THREAD = 1 << 18
+"""Multiplications of a product that BLAS does not share out over threads, which take longer to
+begin than such a product does."""
+
+
+def _times(a: Array, b: Array) -> Array:
+    """a b^T."""
+    rows = max(_ONE_THREAD // b.size, 1)
+    if len(a) <= rows:
+        return np.asarray(a @ b.T)
+    total = np.empty((len(a), len(b)))
+    for first in range(0, len(a), rows):
+        np.matmul(a[first : first + rows], b.T, out=total[first : first + rows])
+    return total
+
+
 def plain(a: Matrix, b: Matrix, start: Array | None) -> Array:
     """a b^T + start where nothing is rounded."""
-    total = a.values @ b.values.T
+    total = _times(a.values, b.values)
     if start is not None:
         total += start
     return with_nan(total, a, b)
@@ -215,7 +231,7 @@ def exact(a: Matrix, b: Matrix, start: Array | None, model: FusedTruncating) -> 
         return None
     largest = a.largest[:, None] + b.largest
     last = a.last[:, None] + b.last
-    product = a.values @ b.values.T
+    product = _times(a.values, b.values)
     if start is not None:
         size = np.abs(start)
         # A sum so far has at most 24 bits: what it is a multiple of follows from its own value.

@@ -10,6 +10,7 @@ from mqa.emulator.alu import ALU
 from mqa.emulator.program import EFFECTS, Program
 
 SHORT = {
+    "$TMMA": "tcgen05.mma",
     "$TILE": "cp.async.bulk.tensor",
     "$TX": "mbarrier::complete_tx::bytes",
     "$MMA": "wgmma.mma_async.sync.aligned",
@@ -214,9 +215,44 @@ CASES = [
         "this instruction is not modelled",
     ),
     (
-        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;",
+        "tcgen05.shift.cta_group::1.down [%r1];",
         "this instruction is not modelled",
     ),
+    ("$TMMA.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r2, %p1;", ".ws is not modelled"),
+    ("$TMMA.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r3], %r2, %p1;", ".sp is not modelled"),
+    ("$TMMA.cta_group::1.kind::f64 [%r1], %rd1, %rd2, %r2, %p1;", "kind::f64 is not modelled"),
+    ("$TMMA.kind::f16 [%r1], %rd1, %rd2, %r2, %p1;", "expected .cta_group::1 or .cta_group::2"),
+    ("$TMMA.cta_group::1.kind::f16.ashift [%r1], [%r3], %rd2, %r2, %p1;", "modifier .ashift"),
+    ("$TMMA.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r2, {%r3}, %p1;", "1 words of lanes"),
+    ("$TMMA.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r2, %p1, 16;", "expected 0 to 15"),
+    ("$TMMA.cta_group::1.kind::f8f6f4 [%r1], %rd1, %rd2, %r2, %p1, 1;", "operands are too many"),
+    ("$TMMA.cta_group::1.kind::mxf4 [%r1], %rd1, %rd2, %r2, [%r3], [%r4], %p1;", ".block_scale"),
+    (
+        "$TMMA.cta_group::1.kind::mxf4nvf4.block_scale [%r1], %rd1, %rd2, %r2, [%r3], [%r4], %p1;",
+        "blocks of scales [] are none of kind::mxf4nvf4",
+    ),
+    (
+        "$TMMA.cta_group::1.kind::mxf4.block_scale.block16 [%r1], %rd1, %rd2, %r2, [%r3], [%r4];",
+        "blocks of scales ['block16'] are none of kind::mxf4",
+    ),
+    ("tcgen05.cp.cta_group::1.4x256b [%r1], %rd1;", "shape .4x256b is not modelled"),
+    ("tcgen05.cp.cta_group::1.32x128b [%r1], %rd1;", "shape .32x128b is not modelled"),
+    (
+        "tcgen05.cp.cta_group::1.128x256b.b8x16.b4x16_p64 [%r1], %rd1;",
+        "shape .128x256b.b8x16.b4x16_p64 is not modelled",
+    ),
+    (
+        "tcgen05.ld.red.sync.aligned.32x32b.x2.min.f32 {%f1, %f2}, %f3, [%r1];",
+        "expected .b32",
+    ),
+    ("tcgen05.ld.sync.aligned.32x32b.x3.b32 {%r1, %r2, %r3}, [%r4];", "count 3, expected a power"),
+    ("tcgen05.ld.sync.aligned.16x256b.x64.b32 {%r1}, [%r4];", "expected a power of two up to 32"),
+    ("tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1}, [%r4];", "1 registers, expected 2"),
+    ("tcgen05.ld.sync.aligned.32x32b.x2.b32 {%rd1, %rd2}, [%r4];", "register %rd1 has to have 32"),
+    ("tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {%r1}, [%r4];", "2 operands, expected 3"),
+    ("tcgen05.st.sync.aligned.32x32b.x1.pack::16b.b32 [%r4], {%r1};", "modifier .pack::16b"),
+    ("tcgen05.commit.cta_group::1.b64 [%r1];", "expected .mbarrier::arrive::one"),
+    ("tcgen05.alloc.sync.aligned.shared::cta.b32 [%r1], 32;", "expected .cta_group::1 or"),
     ("call (%r1), foo, (%r2);", "function foo is not modelled"),
     ("call.uni printf, (%r1);", "function printf is not modelled"),
     ("mapa.u16 %rs1, %rs2, %r1;", "modifier .u16 is not modelled"),

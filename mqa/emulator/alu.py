@@ -8,6 +8,7 @@ which `mqa.emulator.warp` reports.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
@@ -799,9 +800,7 @@ def _pack(b: Binder, at: Instruction, value: Vector, to: Operand, kind: str) -> 
     sources = [b.source(x, part, at) for x in value.parts]
     dest = b.dest(to, whole, at)
     place, out = dest
-
-    def function(*parts: Array) -> Array:
-        return np.stack(parts, axis=-1).view(DTYPES[whole])[:, 0]
+    function = _packing(whole)
 
     def build(*parts: Array) -> Array:
         result = function(*(x.view(DTYPES[part]) for x in parts))
@@ -818,7 +817,25 @@ def _pack(b: Binder, at: Instruction, value: Vector, to: Operand, kind: str) -> 
                 raise
             values[place] = Derived(held, build, place)
 
+    if len({b.types[source] for source, _ in sources}) == 1 and out is None:
+        # Parts of one kind are packed as they are, so that several instructions can be at once.
+        FORMULAS[run] = Formula(function, place, tuple(source for source, _ in sources))
     return run
+
+
+@functools.cache
+def _packing(whole: str) -> Callable[..., Array]:
+    """Packs registers of one dtype."""
+
+    def packed(*parts: Array) -> Array:
+        shape = max((part.shape for part in parts), key=len)
+        found: Array = np.empty((*shape, len(parts)), parts[0].dtype)
+        for i, part in enumerate(parts):
+            found[..., i] = part
+        return found.view(DTYPES[whole])[..., 0]
+
+    rounding.ELEMENTWISE.add(packed)
+    return packed
 
 
 def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -> Function:

@@ -6,7 +6,10 @@ is never executed as something else.
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from mqa.emulator.alu import fail, storage
 from mqa.emulator.parser import BYTES, Instruction, Negated, Operand, Pair, Register, Symbol
@@ -196,6 +199,70 @@ def check(at: Instruction, key: str) -> None:
             fail(at, "expected a form, .b64, a result and perhaps a fraction")
     else:
         _check_arithmetic(at, key)
+
+
+class Need(NamedTuple):
+    """What a target has to be for forms of an opcode."""
+
+    form: str
+    """Regular expression of what stands behind the opcode's first word."""
+    target: str
+    operands: int | None = None
+    """Where their number tells the form."""
+
+
+LATER, FAMILY = "sm_100 or later", "sm_100a, sm_100f or later"
+NEEDS: dict[str, tuple[Need, ...]] = {
+    "wgmma": (Need("", "sm_90a"),),
+    "setmaxnreg": (Need("", f"sm_90a, {FAMILY}"),),
+    "tcgen05": (Need("", FAMILY),),
+    "add": (Need(r".*f32x2", LATER), Need(r".*f32\.b?f16", LATER)),
+    "sub": (Need(r".*f32x2", LATER), Need(r".*f32\.b?f16", LATER)),
+    "mul": (Need(r".*f32x2", LATER),),
+    "fma": (Need(r".*f32x2", LATER), Need(r".*f32\.b?f16", LATER)),
+    "max": (Need(r".*f32", LATER, 4),),
+    "min": (Need(r".*f32", LATER, 4),),
+    "cvt": (
+        Need(r".*(e2m1|e2m3|e3m2|ue8m0)x2", FAMILY),
+        Need(r".*r[nz]\..*satfinite\.tf32", LATER),
+    ),
+    "redux": (Need(r".*f32", FAMILY),),
+    "ld": (Need(r".*(v8\.|v4\.[busf]64)", LATER), Need(r".*L2::evict_", LATER)),
+    "st": (
+        Need(r".*(v8\.|v4\.[busf]64)", LATER),
+        Need(r".*L2::evict_", LATER),
+        Need(r"\.bulk", LATER),
+    ),
+    "cp": (Need(r".*cp_mask", LATER), Need(r".*cta_group::", FAMILY)),
+}
+"""By the first word of the opcode; others are those of every target from sm_90 on."""
+_TARGET = re.compile(r"sm_(\d+)([af]?)")
+
+
+@functools.cache
+def families(target: str) -> frozenset[str]:
+    """What a module's target has of the targets that `NEEDS` names; none if it is not modelled.
+
+    Modules of targets before sm_90 run on a GPU of sm_90.
+    """
+    found = _TARGET.fullmatch(target)
+    number = int(found[1]) if found else 0
+    narrow = bool(found and found[2])
+    if number in (100, 103):
+        return frozenset({LATER, FAMILY, f"sm_90a, {FAMILY}"} if narrow else {LATER})
+    if 50 <= number <= 90 and not (narrow and number < 90):
+        return frozenset({"sm_90", *({"sm_90a", f"sm_90a, {FAMILY}"} if narrow else ())})
+    return frozenset()
+
+
+def check_target(at: Instruction, target: str) -> None:
+    """Raise PtxError if the instruction is none of the module's target."""
+    for need in NEEDS.get(at.parts[0], ()):
+        if need.operands not in (None, len(at.operands)):
+            continue
+        rest = at.opcode[len(at.parts[0]) :]
+        if need.target not in families(target) and re.match(need.form, rest):
+            fail(at, f"needs {need.target}, .target is {target}")
 
 
 def _listed(counts: Iterable[int]) -> str:

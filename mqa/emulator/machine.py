@@ -14,7 +14,7 @@ from mqa.emulator.floats import Array
 from mqa.emulator.memory import Buffer, Checks, Global, Shared, ranked
 from mqa.emulator.order import Order, Seen
 from mqa.emulator.reports import Finding, Kind
-from mqa.emulator.device import SMS, launch_registers, pool_of
+from mqa.emulator.device import launch_registers, pool_of
 from mqa.emulator.sync import GROUP_WARPS, MBarrier, NamedBarrier
 from mqa.emulator.warp import Wait, Warp
 
@@ -189,8 +189,8 @@ class Cta:
             "%cluster_ctarank": self.rank,
             "%cluster_nctarank": machine.ctas_of_cluster,
             "%is_explicit_cluster": int(machine.ctas_of_cluster > 1),
-            "%smid": self.index % SMS,
-            "%nsmid": SMS,
+            "%smid": self.index % machine.program.device.sms,
+            "%nsmid": machine.program.device.sms,
             "%gridid": 1,
             "%dynamic_smem_size": machine.dynamic_shared,
             "%total_smem_size": static + machine.dynamic_shared,

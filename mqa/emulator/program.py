@@ -16,6 +16,7 @@ import numpy as np
 from mqa.emulator import alu, batches, clocks, grammar
 from mqa.emulator.alu import ALU, Binder, Function, Registers, fail
 from mqa.emulator.batches import Batched
+from mqa.emulator.device import device_of
 from mqa.emulator.memory import CONST_START, PARAM_START, SHARED_START
 from mqa.emulator.parser import (
     BYTES,
@@ -28,6 +29,7 @@ from mqa.emulator.parser import (
     Negated,
     Operand,
     Pair,
+    PtxError,
     Register,
     Symbol,
     Vector,
@@ -153,7 +155,10 @@ class Program:
         from mqa.emulator import calls, engines, memory_access, reductions, special  # noqa: F401
         from mqa.emulator import remote, sync, tcgen05, tcgen05_mma, wgmma  # noqa: F401
 
+        if not grammar.families(module.target):
+            raise PtxError(f".target is {module.target or '(none)'}, expected sm_90a or sm_100f")
         self.module, self.entry = module, entry
+        self.device = device_of(module.target)
         self.layout = _lay_out(module, entry)
         self.binder = Binder(entry.registers, self.layout.symbols, self.layout.spaces)
         self.binder.ranked = any(_names_pairs(at) for at in entry.instructions)
@@ -198,6 +203,7 @@ class Program:
         if key is None:
             fail(at, "this instruction is not modelled")
         grammar.check(at, key)
+        grammar.check_target(at, self.module.target)
         carried = CARRIES.get(key, ())
         operands = _registers_of(at, carried) if key in EFFECTS or key == "brx" else ()
         self.deciding[index] = _guard(at), operands

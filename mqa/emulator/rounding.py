@@ -178,7 +178,7 @@ def function(name: str, modifiers: tuple[str, ...], kind: str) -> Function | Non
     found = _form(name, modifiers, "f32" if kind == "f32x2" else kind)
     if found is not None and kind == "f32x2":
         found = PAIR_FMA if found is floats.fma_f32 else _of_pairs(found)
-    if found is not None:
+    if found is not None and kind != "f64":
         ELEMENTWISE.add(found)
     return found
 
@@ -259,7 +259,7 @@ def _of_sizes(two: Function, flags: set[str]) -> Function:
         sizes = [np.abs(x) if "abs" in flags else x for x in operands]
         result = functools.reduce(two, sizes)
         if "xorsign" in flags:
-            signs = np.logical_xor.reduce([np.signbit(x) for x in operands])
+            signs = functools.reduce(np.logical_xor, [np.signbit(x) for x in operands])
             result = np.where(signs & ~np.isnan(result), -result, result)
         return result
 

@@ -63,7 +63,7 @@ class Launch:
     kernel: str
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
-    cluster: int = 1
+    cluster: tuple[int, ...] = (1, 1, 1)
     shared: int = 0
     params: list[bytes] = field(default_factory=list)
     memory: dict[int, Array] = field(default_factory=dict)
@@ -144,10 +144,8 @@ def _read(folder: Path) -> Launch:
         word, *rest = line.split()
         if word == "kernel":
             found.kernel = rest[0]
-        elif word in ("grid", "block"):
+        elif word in ("grid", "block", "cluster"):
             setattr(found, word, tuple(map(int, rest)))
-        elif word == "cluster":
-            found.cluster = int(np.prod([int(x) for x in rest]))
         elif word == "shared":
             found.shared = int(rest[0])
         elif word == "param":

@@ -9,10 +9,10 @@
 #pragma once
 
 #include "ptx/copy.cuh"
-#include "sm90/score/dense.cuh"
+#include "score/dense.cuh"
 #include "sm90/score/elements.cuh"
 #include "sm90/score/kernel.cuh"
-#include "sm90/score/paged.cuh"
+#include "score/paged.cuh"
 #include "sm90/score/storage.cuh"
 
 namespace mqa::sm90 {

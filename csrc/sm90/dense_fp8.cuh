@@ -32,7 +32,7 @@
 #pragma once
 
 #include "ptx/copy.cuh"
-#include "sm90/score/dense.cuh"
+#include "score/dense.cuh"
 #include "sm90/score/kernel.cuh"
 #include "sm90/score/storage.cuh"
 

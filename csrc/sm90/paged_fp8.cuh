@@ -10,7 +10,7 @@
 
 #include "ptx/copy.cuh"
 #include "sm90/score/kernel.cuh"
-#include "sm90/score/paged.cuh"
+#include "score/paged.cuh"
 #include "sm90/score/storage.cuh"
 
 namespace mqa::sm90 {

@@ -5,10 +5,10 @@
 #include "ptx/control.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mbarrier.cuh"
-#include "sm90/score/feed.cuh"
+#include "score/feed.cuh"
 #include "sm90/score/math.cuh"
 #include "sm90/score/queries.cuh"
-#include "sm90/score/range.cuh"
+#include "score/range.cuh"
 #include "sm90/score/storage.cuh"
 
 namespace mqa::sm90 {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
   }
 
   // setmaxnreg hands out what the launch got, 96 registers a thread, unless all need the same.
-  constexpr int kMathRegisters = Source::kMathRegisters;
+  constexpr int kMathRegisters = Tiling::math_registers(Source::kPaged);
   constexpr int kOtherRegisters = (96 * kThreads - kMathRegisters * kMathThreads) / kOtherThreads;
   constexpr bool kHandOut = kMathRegisters != kOtherRegisters;
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpSize, 0);

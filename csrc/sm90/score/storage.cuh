@@ -3,100 +3,16 @@
 
 #include "common/cuts.cuh"
 #include "common/logits.cuh"
+#include "score/storage.cuh"
 #include "sm90/score/elements.cuh"
 
 namespace mqa::sm90 {
 
-constexpr int kMathGroups = 4;
-constexpr int kMathThreads = kMathGroups * 128;
-constexpr int kMathWarps = kMathThreads / kWarpSize;
+using namespace score;
+
 constexpr int kOtherThreads = 128;
 constexpr int kThreads = kMathThreads + kOtherThreads;
-constexpr int kLoadWarp = kMathWarps, kRowsWarp = kMathWarps + 1;
-constexpr int kWeightsWarp = kMathWarps + 2, kCleanWarp = kMathWarps + 3;
-constexpr int kFeedingWarps = 3;
-constexpr int kPreparingWarp = 1;  // initialises barriers; the one before reads the schedule
-constexpr int kMathBarrier = 2;    // of the math threads
 constexpr int kTileRows = 64;      // of one wgmma
-
-// What math needs of a row: where token 0 of its window form lies, and which tokens to write.
-struct alignas(16) Row {
-  uint64_t origin;  // address of token 0's logit, whether or not it exists
-  int32_t start;
-  uint32_t length;
-};
-
-// What a CTA does of one block of rows: `length` tokens from `first` on. Loops count in tokens done,
-// unsigned, since the end of the last stage may lie past 2^31.
-struct Piece {
-  int32_t first;
-  uint32_t length;
-  int32_t groups;  // sets of warpgroups that split the work: 1, 2 or 4; 0 ends the sequence
-  int32_t base;    // which set of columns the first warpgroup has
-  int32_t row;     // the block's first
-};
-
-// What a lane of a feeding warp found a CTA's range to have of a block: `length` tokens from `first`
-// on, for `rows` rows.
-struct Found {
-  int32_t first;
-  uint32_t length;
-  int32_t rows;
-};
-
-// What a feeding warp keeps here, since it is short of registers.
-struct Feeder {
-  Cut range[2];  // its copy of [begin, end)
-  Found found[kWarpSize];
-  int32_t base;  // the first block that it looks at
-};
-
-// A page of a KV cache: its scales in global memory, and its number, -1 for none.
-struct alignas(16) Page {
-  const unsigned char* scales;
-  int32_t number;
-};
-
-// Tokens of the rows of a set of columns.
-struct alignas(16) Columns {
-  int32_t first;  // [first, end): that some row has
-  int32_t end;
-  int32_t whole_first;  // [whole_first, whole_end): that every row has, so that nothing is tested
-  int32_t whole_end;
-};
-
-// Where a ring of stages stands.
-template <int kDepth>
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == kDepth) stage = 0, parity ^= 1;
-  }
-  template <int kSteps>
-  __device__ __forceinline__ void advance() {
-    static_assert(kSteps <= kDepth, "at most once around");
-    stage += kSteps;
-    if (stage >= kDepth) stage -= kDepth, parity ^= 1;
-  }
-  __device__ __forceinline__ void advance(int steps) {
-    stage += steps;
-    if (stage >= kDepth) {
-      parity ^= stage / kDepth & 1;
-      stage %= kDepth;
-    }
-  }
-};
-
-// The same of the two blocks that are on their way, in one register.
-struct BlockRing {
-  uint32_t blocks = 0;
-
-  __device__ __forceinline__ int stage() const { return blocks & 1; }
-  __device__ __forceinline__ uint32_t parity() const { return blocks >> 1 & 1; }
-  __device__ __forceinline__ void advance() { blocks++; }
-};
 
 template <int kQBuffers,
           int kQBytes,
@@ -142,12 +58,24 @@ struct Tiling {
   static constexpr int kHeads = heads, kDim = dim, kStages = stages, kStageRows = stage_rows;
   using Logit = LogitType;
   using Format = FormatType;
+  static constexpr int kThreads = sm90::kThreads;
 
   static constexpr int kBlockColumns = block_columns;
   static constexpr int kColumns = kBlockColumns < 128 ? kBlockColumns : 128;  // of one set
   static constexpr int kSets = kBlockColumns / kColumns;
   static constexpr int kTurns = Format::kConverted ? kMathGroups : kMathGroups / kSets;
   static constexpr int kReaderWarps = kMathWarps / kTurns;  // of a stage
+
+  // Converted queries are read by the threads that multiply them.
+  static constexpr bool kHalvesWeights = false;
+  static __host__ __device__ constexpr bool doubled(int) { return false; }
+  static constexpr bool kMathBringsQ = Format::kConverted;
+  // Whether warpgroups share the columns of a block of few rows: where each has its own else.
+  static constexpr bool kSharesOut = kTurns == 1;
+  static constexpr bool kMostColumns = kSets == 4;  // no block has more
+  // Whether keys are read as fast as memory delivers them.
+  static constexpr bool kReadBound = kSets == 1 && !Format::kConverted;
+  static constexpr bool kPaced = kBlockColumns == 64 && !Format::kConverted;
 
   static_assert(kSets == 1 || kSets == 2 || kSets == 4, "sets are shared out evenly");
   static_assert(kHeads % 8 == 0 && kColumns % kHeads == 0, "a set is whole rows");
@@ -191,6 +119,11 @@ struct Tiling {
                                 kStageRows,
                                 kRowBytes>;
   using StageRing = Ring<kStages>;
+
+  // Registers of a math thread.
+  static constexpr int math_registers(bool paged) {
+    return Format::kConverted ? 104 : paged && kBlockColumns < 128 ? 96 : 112;
+  }
 
   // Which of 8 keys row `i` of 8 rows of products is. Converted rows of 128 bytes come swizzled, and
   // in this order two rows that are read at once lie in different banks.

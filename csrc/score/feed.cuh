@@ -6,10 +6,10 @@
 #include "ptx/control.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mbarrier.cuh"
-#include "sm90/score/range.cuh"
-#include "sm90/score/storage.cuh"
+#include "score/range.cuh"
+#include "score/storage.cuh"
 
-namespace mqa::sm90 {
+namespace mqa::score {
 
 template <typename Tiling, typename Source>
 struct Feed {
@@ -110,7 +110,7 @@ struct Feed {
       if (warp == kLoadWarp) {
         const auto place = Source::look_up(args, task);
         wait_block(ring, shared);
-        if constexpr (Tiling::Format::kConverted) {
+        if constexpr (Tiling::kMathBringsQ) {
           // Math loads q itself.
           ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_full[ring.stage()]),
                                   threadIdx.x % kWarpSize == 0);
@@ -123,9 +123,11 @@ struct Feed {
         if (warp == kRowsWarp) {
           describe_rows(args, task, ring, shared);
         } else if (args.weights_are_bf16) {
-          load_bf16_weights(args, task.row, ring, shared);
+          load_weights<__nv_bfloat16>(args, task.row, ring, shared);
+        } else if constexpr (Tiling::kHalvesWeights) {
+          load_weights<float>(args, task.row, ring, shared);
         } else {
-          load_f32_weights(args, task.row, ring, shared);
+          copy_weights(args, task.row, ring, shared);
         }
       }
       ring.advance();
@@ -173,7 +175,7 @@ struct Feed {
     const bool used = max(columns.first, task.first) < min(columns.end, end);
     Piece piece{task.first, task.length, Tiling::kTurns, 0, task.row};
     const uint32_t sets = __ballot_sync(kAllLanes, used) & ((1 << kSets) - 1);
-    if constexpr (Tiling::kTurns == 1) share_out(sets, piece);
+    if constexpr (Tiling::kSharesOut) share_out(sets, piece);
     if (lane == 0) shared.piece[ring.stage()] = piece;
     ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_full[ring.stage()]));
   }
@@ -230,7 +232,7 @@ struct Feed {
   }
 
   // Weights of the block from `row` on; zeros for rows that do not exist. Every lane arrives.
-  static __device__ __forceinline__ void load_f32_weights(const Arguments& args,
+  static __device__ __forceinline__ void copy_weights(const Arguments& args,
                                                           int row,
                                                           BlockRing ring,
                                                           Storage& shared) {
@@ -243,22 +245,25 @@ struct Feed {
     ptx::cp_async_mbarrier_arrive_noinc(ptx::shared_address(&shared.q_full[ring.stage()]));
   }
 
-  static __device__ __forceinline__ void load_bf16_weights(const Arguments& args,
-                                                           int row,
-                                                           BlockRing ring,
-                                                           Storage& shared) {
+  // The same through registers, where they are not what math takes.
+  template <typename Weight>
+  static __device__ __forceinline__ void load_weights(const Arguments& args,
+                                                      int row,
+                                                      BlockRing ring,
+                                                      Storage& shared) {
     constexpr int kBatch = kBlockColumns < 128 ? 2 : 4;  // loads on their way at once
-    const __nv_bfloat16* weights = static_cast<const __nv_bfloat16*>(args.weights);
+    const Weight* weights = static_cast<const Weight*>(args.weights);
 #pragma unroll 1
     for (int first = threadIdx.x % kWarpSize; first < kBlockColumns; first += kBatch * kWarpSize) {
-      __nv_bfloat16 loaded[kBatch];
+      Weight loaded[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; i++)
         loaded[i] = weights[weight_at(args, row, first + i * kWarpSize)];
 #pragma unroll
       for (int i = 0; i < kBatch; i++) {
         const int column = first + i * kWarpSize;
-        const float weight = __bfloat162float(loaded[i]);
+        float weight = static_cast<float>(loaded[i]);
+        if (Tiling::kHalvesWeights && Tiling::doubled(column / 2)) weight *= 0.5f;
         shared.weights[ring.stage()][column] = row_exists(args, row, column) ? weight : 0.0f;
       }
     }
@@ -266,4 +271,4 @@ struct Feed {
   }
 };
 
-}  // namespace mqa::sm90
+}  // namespace mqa::score

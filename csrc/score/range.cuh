@@ -2,9 +2,9 @@
 #pragma once
 
 #include "common/cuts.cuh"
-#include "sm90/score/storage.cuh"
+#include "score/storage.cuh"
 
-namespace mqa::sm90 {
+namespace mqa::score {
 
 // Source is Dense or Paged: what is scored, and in which blocks.
 template <typename Tiling, typename Source>
@@ -40,7 +40,7 @@ struct Range {
 
   // Without a schedule, balanced by cost.
   static __device__ __forceinline__ void find_range_by_all(const Arguments& args, Storage& shared) {
-    find_cuts<kThreads>(Source::groups(args), blockIdx.x, gridDim.x, shared.cuts,
+    find_cuts<Tiling::kThreads>(Source::groups(args), blockIdx.x, gridDim.x, shared.cuts,
                         [&](int group) { return Source::weigh(args, group); });
   }
 
@@ -66,4 +66,4 @@ struct Range {
   }
 };
 
-}  // namespace mqa::sm90
+}  // namespace mqa::score

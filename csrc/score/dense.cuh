@@ -5,12 +5,12 @@
 #include "common/logits.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mbarrier.cuh"
-#include "sm90/score/range.cuh"
-#include "sm90/score/storage.cuh"
+#include "score/range.cuh"
+#include "score/storage.cuh"
 
-namespace mqa::sm90 {
+namespace mqa::score {
 
-// Field by field as in mqa/cuda/sm90.py. Strides are in elements.
+// Field by field as in mqa/cuda/dense.py. Strides are in elements.
 struct DenseArguments {
   const float* k_scale;
   const void* weights;
@@ -46,12 +46,15 @@ struct Dense {
   using Logit = typename Tiling::Logit;
   using Storage = typename Tiling::Storage;
   using StageRing = typename Tiling::StageRing;
-  static constexpr int kMathRegisters = Tiling::Format::kConverted ? 104 : 112;
+  static constexpr bool kPaged = false;
   static constexpr int kAutoSplit = 128;  // tokens of a task where no schedule is given
   // Whether rows are cleaned once all keys are on their way. Beside products it costs nothing.
   static constexpr bool kCleanLast = false;
   static constexpr auto kBlock = Tiling::kBlock;
   static constexpr auto kRows = Tiling::kRows;
+  // Cut points name groups of 512 columns; those may be several blocks.
+  static constexpr int kGroup = kScheduleColumns / Tiling::kHeads;
+  static constexpr int kParts = kGroup / kBlock;
   static constexpr auto kRowBytes = Tiling::kRowBytes;
   static constexpr auto kStageRows = Tiling::kStageRows;
 
@@ -71,9 +74,8 @@ struct Dense {
     return {static_cast<Logit*>(args.logits), args.logits_stride, args.width, args.compressed};
   }
 
-  // Query blocks; cut points name them.
   static __device__ __forceinline__ int groups(const Arguments& args) {
-    return ceil_div(args.rows, kBlock);
+    return ceil_div(args.rows, kGroup);
   }
 
   static __device__ __forceinline__ Cut cut_of(const Arguments& args, Cut entry) {
@@ -82,9 +84,10 @@ struct Dense {
     return entry.block < blocks ? entry : Cut{blocks, 0};
   }
 
-  static __device__ __forceinline__ Hull hull(const Arguments& args, int block) {
+  // Of `rows` rows, which are the `index`'th that many.
+  static __device__ __forceinline__ Hull hull(const Arguments& args, int rows, int index) {
     constexpr int kAtOnce = 3;  // all that registers allow
-    return hull_of_block<kAtOnce>(windows(args), kBlock, block);
+    return hull_of_block<kAtOnce>(windows(args), rows, index);
   }
 
   // Warpgroup sets that split the tiles of a block of which `rows` rows exist.
@@ -92,10 +95,12 @@ struct Dense {
     return rows <= kRows ? 4 : rows <= 2 * kRows ? 2 : 1;
   }
 
-  // What a block weighs where no schedule is given: its start takes about as long as a task.
-  static __device__ __forceinline__ Weights weigh(const Arguments& args, int block) {
-    const int tasks = hull(args, block).splits(kAutoSplit);
-    const int counted = kBlock / groups_for(args.rows - block * kBlock);
+  // What a group weighs where no schedule is given: its start takes about as long as a task.
+  static __device__ __forceinline__ Weights weigh(const Arguments& args, int group) {
+    const int tasks = hull(args, kGroup, group).splits(kAutoSplit);
+    const int rows = args.rows - group * kGroup;
+    const int counted = Tiling::kSharesOut ? kBlock / groups_for(rows)
+                                           : kBlock * min(ceil_div(rows, kBlock), kParts);
     return {tasks > 0 ? 1 + counted : 1, counted, tasks};
   }
 
@@ -104,18 +109,29 @@ struct Dense {
 
   // Blocks of a range.
   static __device__ __forceinline__ int first_block(const Cut (&range)[2]) {
-    return range[0].block;
+    return range[0].block * kParts;
   }
   static __device__ __forceinline__ int last_block(const Arguments& args, const Cut (&range)[2]) {
-    return min(range[1].block, groups(args) - 1);
+    return min(range[1].block, groups(args) - 1) * kParts + kParts - 1;
   }
 
   // Of the block that this lane looks at.
   static __device__ __forceinline__ Found find(const Arguments& args,
                                                const Cut (&range)[2],
                                                int base) {
-    const Hull tokens = hull(args, base + threadIdx.x % kWarpSize);
-    return Range<Tiling, Dense>::part_of(args, range, base + ptx::lane_read_anew(), kBlock, tokens);
+    const int block = base + threadIdx.x % kWarpSize;
+    const Hull tokens = hull(args, kGroup, block / kParts);
+    const int group = (base + ptx::lane_read_anew()) / kParts;
+    Found found = Range<Tiling, Dense>::part_of(args, range, group, kBlock, tokens);
+    if constexpr (kParts > 1) narrow_to(hull(args, kBlock, block), found);
+    return found;
+  }
+
+  // Leaves out tokens at the ends that no row of a block sees, though others of its group do.
+  static __device__ __forceinline__ void narrow_to(Hull own, Found& found) {
+    const int end = min(found.first + static_cast<int>(found.length), own.end);
+    found.first = max(found.first, own.first);
+    found.length = max(end - found.first, 0);
   }
 
   static __device__ __forceinline__ Task task(const Arguments& args, Found found, int block) {
@@ -124,7 +140,7 @@ struct Dense {
 
   // Where the lookout for blocks begins while the schedule is on its way.
   static __device__ __forceinline__ int likely_block(const Arguments& args) {
-    return groups(args) / gridDim.x * blockIdx.x;
+    return groups(args) / gridDim.x * blockIdx.x * kParts;
   }
 
   struct Place {};
@@ -202,4 +218,4 @@ struct Dense {
   }
 };
 
-}  // namespace mqa::sm90
+}  // namespace mqa::score

@@ -6,12 +6,12 @@
 #include "common/logits.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mbarrier.cuh"
-#include "sm90/score/range.cuh"
-#include "sm90/score/storage.cuh"
+#include "score/range.cuh"
+#include "score/storage.cuh"
 
-namespace mqa::sm90 {
+namespace mqa::score {
 
-// Field by field as in mqa/cuda/sm90_paged.py. Strides are in elements, those of pages in bytes.
+// Field by field as in mqa/cuda/paged.py. Strides are in elements, those of pages in bytes.
 struct PagedArguments {
   const unsigned char* cache;
   const void* weights;
@@ -61,24 +61,23 @@ struct Paged {
   using Logit = typename Tiling::Logit;
   using Storage = typename Tiling::Storage;
   using StageRing = typename Tiling::StageRing;
-  static constexpr int kMathRegisters = Tiling::Format::kConverted    ? 104
-                                        : Tiling::kBlockColumns < 128 ? 96
-                                                                      : 112;
+  static constexpr bool kPaged = true;
   static constexpr int kAutoSplit = kScheduleSplit;  // tokens of a task where no schedule is given
   // Where keys are read as fast as memory delivers them, cleaning beside that takes longer than after.
-  static constexpr bool kCleanLast = Tiling::kSets == 1 && !Tiling::Format::kConverted;
+  static constexpr bool kCleanLast = Tiling::kReadBound;
   static constexpr auto kBlock = Tiling::kBlock;
   static constexpr auto kRowBytes = Tiling::kRowBytes;
   static constexpr auto kStageRows = Tiling::kStageRows;
   // Blocks of a group, which may have more rows than a block.
-  static constexpr int kParts = Tiling::kSets == 4 && kBlock < kGroupRows ? kGroupRows / kBlock : 1;
+  static constexpr int kParts =
+      Tiling::kMostColumns && kBlock < kGroupRows ? kGroupRows / kBlock : 1;
   static_assert(kStageRows / 8 <= kWarpSize, "a lane loads at most one page of a stage");
 
   // Of a task, tokens that are loaded at no more than 25 bytes a clock, which is more than an SM's share
   // of what memory delivers. If all SMs fill their rings at once, those that are served first stay
   // ahead for long. A task of few tokens takes no ring, and one of many may be of an SM that has
   // memory for itself.
-  static constexpr bool kPaced = Tiling::kBlockColumns == 64 && !Tiling::Format::kConverted;
+  static constexpr bool kPaced = Tiling::kPaced;
   static constexpr uint32_t kPacedFrom = 256, kPacedTo = 1536, kPacedMost = 4096;
   static constexpr uint32_t kPace = kStageRows * (kRowBytes + 4) / 25;  // clocks a stage
 
@@ -121,7 +120,7 @@ struct Paged {
   // schedule: lens and indices of the first rows by every CTA, block tables by all together. By all
   // threads; the last warp, which has the first rows, is not the one that reads the schedule.
   static __device__ __forceinline__ void prefetch(const Arguments& args) {
-    const int row = kThreads - 1 - threadIdx.x;
+    const int row = Tiling::kThreads - 1 - threadIdx.x;
     if (row < args.rows) {
       const int request = args.next_n.divide(row);
       ptx::prefetch_l1(args.lens + request * args.lens_request_stride +
@@ -347,4 +346,4 @@ struct Paged {
   }
 };
 
-}  // namespace mqa::sm90
+}  // namespace mqa::score

@@ -1,0 +1,38 @@
+// Pairs of float32 in one 64-bit register, SM100, one function an instruction.
+#pragma once
+
+#include <cuda/std/cstdint>
+
+namespace mqa::ptx {
+
+using cuda::std::uint32_t;
+using cuda::std::uint64_t;
+
+// The first in the low half.
+__device__ __forceinline__ uint64_t pair_of(uint32_t first, uint32_t second) {
+  uint64_t pair;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(pair) : "r"(first), "r"(second));
+  return pair;
+}
+__device__ __forceinline__ float2 halves_of(uint64_t pair) {
+  float2 halves;
+  asm("mov.b64 {%0, %1}, %2;" : "=f"(halves.x), "=f"(halves.y) : "l"(pair));
+  return halves;
+}
+
+__device__ __forceinline__ uint64_t fma_f32x2(uint64_t a, uint64_t b, uint64_t c) {
+  uint64_t result;
+  asm("fma.rn.f32x2 %0, %1, %2, %3;" : "=l"(result) : "l"(a), "l"(b), "l"(c));
+  return result;
+}
+__device__ __forceinline__ uint64_t add_f32x2(uint64_t a, uint64_t b) {
+  uint64_t result;
+  asm("add.rn.f32x2 %0, %1, %2;" : "=l"(result) : "l"(a), "l"(b));
+  return result;
+}
+// |a| of both: a modifier of the instruction that takes it.
+__device__ __forceinline__ uint64_t abs_f32x2(uint64_t a) {
+  return a & 0x7fffffff7fffffffull;
+}
+
+}  // namespace mqa::ptx

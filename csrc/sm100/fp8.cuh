@@ -1,0 +1,31 @@
+// logits[s, n] = k_scale[n] * sum_h weights[s, h] * relu(dot(q[s, h], k[n])),  n in the window of s
+// Meaning: docs/semantics.md.
+#pragma once
+
+#include "ptx/copy.cuh"
+#include "score/dense.cuh"
+#include "score/paged.cuh"
+#include "sm100/score/kernel.cuh"
+#include "sm100/score/storage.cuh"
+
+namespace mqa::sm100 {
+
+template <int kHeads, int kDim, typename Logit, int kStages, int kBlockColumns, int kSharedBytes>
+__global__ void __launch_bounds__(kThreads, 1)
+    dense_fp8(const __grid_constant__ ptx::TensorMap q_map,
+              const __grid_constant__ ptx::TensorMap k_map,
+              const __grid_constant__ DenseArguments args) {
+  using Kernel = Tiling<Fp8, kHeads, kDim, Logit, kStages, kBlockColumns>;
+  score<Kernel, Dense<Kernel>, kSharedBytes>(q_map, k_map, args);
+}
+
+template <int kHeads, int kDim, typename Logit, int kStages, int kBlockColumns, int kSharedBytes>
+__global__ void __launch_bounds__(kThreads, 1)
+    paged_fp8(const __grid_constant__ ptx::TensorMap q_map,
+              const __grid_constant__ ptx::TensorMap k_map,
+              const __grid_constant__ PagedArguments args) {
+  using Kernel = Tiling<Fp8, kHeads, kDim, Logit, kStages, kBlockColumns>;
+  score<Kernel, Paged<Kernel>, kSharedBytes>(q_map, k_map, args);
+}
+
+}  // namespace mqa::sm100

@@ -1,0 +1,106 @@
+// What a CTA of the kernels keeps in shared and tensor memory, and the sizes of everything.
+#pragma once
+
+#include "common/cuts.cuh"
+#include "common/logits.cuh"
+#include "score/storage.cuh"
+
+namespace mqa::sm100 {
+
+using namespace score;
+
+constexpr int kMmaWarp = kCleanWarp + 1;
+constexpr int kOtherThreads = 256;
+constexpr int kThreads = kMathThreads + kOtherThreads;
+constexpr int kTileRows = 128;  // keys of one product, a lane of tensor memory each
+constexpr int kTensorColumns = 512;
+
+// Keys and queries of E4M3, with a float32 scale for each key.
+struct Fp8 {
+  static constexpr int kBits = 8;
+  static constexpr bool kBlockScaled = false;
+};
+
+template <int kQBytes,
+          int kBlock,
+          int kBlockColumns,
+          int kSets,
+          int kStages,
+          int kSlots,
+          int kRowBytes>
+struct SharedStorage {
+  alignas(1024) unsigned char q[2][kQBytes];
+  alignas(1024) unsigned char k[kStages][kTileRows * kRowBytes];
+  FillStorage fill;
+  Page pages[kWarpSize];
+  alignas(16) float weights[2][kBlockColumns];
+  alignas(16) float k_scale[kStages][kTileRows];
+  Row rows[2][kBlock];
+  Piece piece[2];
+  Columns columns[2][kSets];
+  uint64_t q_full[2], q_empty[2];
+  uint64_t k_full[kStages], k_empty[kStages];
+  uint64_t sums_full[kSlots];
+  uint64_t loading;      // all keys of this CTA are on their way
+  uint64_t range_known;  // this CTA's range is in cuts, and the barriers above are initialised
+  CutStorage<kThreads> cuts;
+  Feeder feeders[kFeedingWarps];
+  int32_t used[2];  // first and last row of a range that have tokens
+  uint32_t tensor_memory;
+};
+
+// All sizes that follow from a kernel's template arguments.
+//
+// A block is block_columns / heads rows. Its columns (row, head) are sets of 64, or of a row where
+// that has more; a warpgroup sums one set. Where there are fewer sets than warpgroups, these take
+// tiles in turn.
+template <typename FormatType, int heads, int dim, typename LogitType, int stages, int block_columns>
+struct Tiling {
+  static constexpr int kHeads = heads, kDim = dim, kStages = stages;
+  using Logit = LogitType;
+  using Format = FormatType;
+  static constexpr int kThreads = sm100::kThreads;
+
+  static constexpr int kBlockColumns = block_columns;
+  static constexpr int kColumns = heads > 64 ? heads : 64;  // of one set
+  static constexpr int kSets = kBlockColumns / kColumns;
+  static constexpr int kTurns = kMathGroups / kSets;
+  static constexpr int kReaderWarps = kMathWarps / kTurns;  // of a tile
+  // Accumulators in tensor memory.
+  static constexpr int kSlots = kTensorColumns / kBlockColumns;
+  static constexpr int kRows = kColumns / kHeads;  // of one set
+  static constexpr int kBlock = kSets * kRows;
+  static constexpr int kStageRows = kTileRows, kBoxRows = kTileRows;
+  static constexpr int kQBoxRows = kBlock > 1 ? kBlock / 2 : 1;
+  static constexpr int kRowBytes = kDim * Format::kBits / 8;  // of a key
+  static constexpr int kQBytes = kBlockColumns * kRowBytes;
+  static constexpr int kKBytes = kStageRows * kRowBytes;
+  static constexpr int kLogitBytes = sizeof(Logit);
+
+  static constexpr int kAligned = 1;  // stages of a piece come in multiples of this
+  static constexpr bool kHalvesWeights = true;
+  static constexpr bool kMathBringsQ = false;
+  static constexpr bool kSharesOut = false;
+  static constexpr bool kMostColumns = kBlockColumns == 256;  // no block has more
+  static constexpr bool kReadBound = kSets == 1;
+  static constexpr bool kPaced = false;  // measured on Hopper alone
+
+  static_assert(kSets == 1 || kSets == 2 || kSets == 4, "sets are shared out evenly");
+  static_assert(kColumns % kHeads == 0, "a set is whole rows");
+  static_assert(kSlots % kTurns == 0, "an accumulator is always the same warpgroups'");
+
+  using Storage =
+      SharedStorage<kQBytes, kBlock, kBlockColumns, kSets, kStages, kSlots, kRowBytes>;
+  using StageRing = Ring<kStages>;
+
+  // Tokens of a piece's stages.
+  static __device__ __forceinline__ uint32_t padded(uint32_t length) {
+    return (length + kStageRows - 1) / kStageRows * kStageRows;
+  }
+
+  // Whether relu(x) of a pair of columns is x + |x|, with half the weight, rather than max(x, 0): of
+  // two units that can do it each has its share.
+  static __host__ __device__ constexpr bool doubled(int pair) { return pair % 2 == 1; }
+};
+
+}  // namespace mqa::sm100

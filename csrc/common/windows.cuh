@@ -98,13 +98,13 @@ struct Hull {
   }
 };
 
-// The hull of query block `index` of `block` rows, by one thread that looks at kAtOnce at once.
+// The hull of `count` rows, by one thread that looks at kAtOnce at once.
 template <int kAtOnce = 8>
-__device__ __forceinline__ Hull hull_of_block(const Windows& windows, int block, int index) {
+__device__ __forceinline__ Hull hull_of_rows(const Windows& windows, int first, int count) {
   Hull hull{windows.tokens, 0};
 #pragma unroll kAtOnce
-  for (int row = 0; row < block; row++)
-    hull.add(windows[index * block + row]);
+  for (int row = 0; row < count; row++)
+    hull.add(windows[first + row]);
   return hull.rounded();
 }
 

@@ -60,6 +60,18 @@ __device__ __forceinline__ uint64_t tcgen05_descriptor(uint32_t address) {
   return uint64_t{kHigh} << 32 | address >> 4;  // shared addresses have 18 bits, as the field
 }
 
+// Descriptor of rows of 16 bytes without a swizzle, one after the other.
+__device__ __forceinline__ uint64_t tcgen05_descriptor_of_scales(uint32_t address) {
+  constexpr uint32_t kHigh = 1u << 14 | 128 >> 4;
+  return uint64_t{kHigh} << 32 | address >> 4;
+}
+
+// Copies 32 rows of 16 bytes to 4 columns, in each quarter of the lanes.
+__device__ __forceinline__ void tcgen05_cp_32x128b(uint32_t memory, uint64_t descriptor) {
+  asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(memory), "l"(descriptor)
+               : "memory");
+}
+
 // Descriptor of 128 x kColumns products of E4M3 to float32, both operands K-major.
 template <int kColumns>
 constexpr uint32_t kE4m3Instruction = 1u << 4 | kColumns / 8 << 17 | 128 / 16 << 24;
@@ -73,6 +85,52 @@ __device__ __forceinline__ void tcgen05_mma_f8f6f4(
                "tcgen05.mma.cta_group::1.kind::f8f6f4 [%0], %1, %2, %3, p;\n"
                "}" ::"r"(d),
                "l"(a), "l"(b), "r"(instruction), "r"(static_cast<uint32_t>(adds))
+               : "memory");
+}
+
+// Descriptors of products with UE8M0 scales, of which `first` is the first byte to use of each word.
+template <int kColumns>
+__device__ __forceinline__ constexpr uint32_t mxf8_instruction(uint32_t first) {
+  return 1u << 23 | kColumns / 8 << 17 | 128 / 16 << 24 | first << 29 | first << 4;
+}
+template <int kColumns>
+__device__ __forceinline__ constexpr uint32_t mxf4_instruction(uint32_t first) {
+  return mxf8_instruction<kColumns>(first) | 1u << 7 | 1u << 10;
+}
+
+// The same with scales of 32 elements in tensor memory: over 32 elements of E4M3, or 64 of E2M1.
+__device__ __forceinline__ void tcgen05_mma_mxf8f6f4(uint32_t d,
+                                                     uint64_t a,
+                                                     uint64_t b,
+                                                     uint32_t instruction,
+                                                     uint32_t a_scales,
+                                                     uint32_t b_scales,
+                                                     bool adds) {
+  asm volatile("{\n"
+               ".reg .pred p;\n"
+               "setp.ne.b32 p, %6, 0;\n"
+               "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.block32 "
+               "[%0], %1, %2, %3, [%4], [%5], p;\n"
+               "}" ::"r"(d),
+               "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales),
+               "r"(static_cast<uint32_t>(adds))
+               : "memory");
+}
+__device__ __forceinline__ void tcgen05_mma_mxf4(uint32_t d,
+                                                 uint64_t a,
+                                                 uint64_t b,
+                                                 uint32_t instruction,
+                                                 uint32_t a_scales,
+                                                 uint32_t b_scales,
+                                                 bool adds) {
+  asm volatile("{\n"
+               ".reg .pred p;\n"
+               "setp.ne.b32 p, %6, 0;\n"
+               "tcgen05.mma.cta_group::1.kind::mxf4.block_scale.block32 "
+               "[%0], %1, %2, %3, [%4], [%5], p;\n"
+               "}" ::"r"(d),
+               "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales),
+               "r"(static_cast<uint32_t>(adds))
                : "memory");
 }
 

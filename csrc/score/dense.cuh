@@ -54,7 +54,7 @@ struct Dense {
   static constexpr auto kRows = Tiling::kRows;
   // Cut points name groups of 512 columns; those may be several blocks.
   static constexpr int kGroup = kScheduleColumns / Tiling::kHeads;
-  static constexpr int kParts = kGroup / kBlock;
+  static constexpr int kParts = ceil_div(kGroup, kBlock);
   static constexpr auto kRowBytes = Tiling::kRowBytes;
   static constexpr auto kStageRows = Tiling::kStageRows;
 
@@ -84,10 +84,17 @@ struct Dense {
     return entry.block < blocks ? entry : Cut{blocks, 0};
   }
 
-  // Of `rows` rows, which are the `index`'th that many.
-  static __device__ __forceinline__ Hull hull(const Arguments& args, int rows, int index) {
+  static __device__ __forceinline__ Hull hull(const Arguments& args, int first, int count) {
     constexpr int kAtOnce = 3;  // all that registers allow
-    return hull_of_block<kAtOnce>(windows(args), rows, index);
+    return hull_of_rows<kAtOnce>(windows(args), first, count);
+  }
+
+  // The first row of a block, and how many are its own.
+  static __device__ __forceinline__ int row_of(int block) {
+    return block / kParts * kGroup + block % kParts * kBlock;
+  }
+  static __device__ __forceinline__ int rows_of(int block) {
+    return kGroup % kBlock == 0 ? kBlock : min(kGroup - block % kParts * kBlock, kBlock);
   }
 
   // Warpgroup sets that split the tiles of a block of which `rows` rows exist.
@@ -97,7 +104,7 @@ struct Dense {
 
   // What a group weighs where no schedule is given: its start takes about as long as a task.
   static __device__ __forceinline__ Weights weigh(const Arguments& args, int group) {
-    const int tasks = hull(args, kGroup, group).splits(kAutoSplit);
+    const int tasks = hull(args, group * kGroup, kGroup).splits(kAutoSplit);
     const int rows = args.rows - group * kGroup;
     const int counted = Tiling::kSharesOut ? kBlock / groups_for(rows)
                                            : kBlock * min(ceil_div(rows, kBlock), kParts);
@@ -120,10 +127,10 @@ struct Dense {
                                                const Cut (&range)[2],
                                                int base) {
     const int block = base + threadIdx.x % kWarpSize;
-    const Hull tokens = hull(args, kGroup, block / kParts);
+    const Hull tokens = hull(args, block / kParts * kGroup, kGroup);
     const int group = (base + ptx::lane_read_anew()) / kParts;
     Found found = Range<Tiling, Dense>::part_of(args, range, group, kBlock, tokens);
-    if constexpr (kParts > 1) narrow_to(hull(args, kBlock, block), found);
+    if constexpr (kParts > 1) narrow_to(hull(args, row_of(block), rows_of(block)), found);
     return found;
   }
 
@@ -135,7 +142,8 @@ struct Dense {
   }
 
   static __device__ __forceinline__ Task task(const Arguments& args, Found found, int block) {
-    return {block * kBlock, args.rows - block * kBlock, found.first, found.length};
+    const int row = row_of(block);
+    return {row, min(args.rows - row, rows_of(block)), found.first, found.length};
   }
 
   // Where the lookout for blocks begins while the schedule is on its way.

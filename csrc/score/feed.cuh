@@ -120,6 +120,9 @@ struct Feed {
         Source::load_k(k_map, args, task, place, stages, shared);
       } else {
         wait_block(ring, shared);
+        if constexpr (Tiling::kScaled) {
+          if (warp == kWeightsWarp) load_q_scales(args, task.row, ring, shared);
+        }
         if (warp == kRowsWarp) {
           describe_rows(args, task, ring, shared);
         } else if (args.weights_are_bf16) {
@@ -231,6 +234,25 @@ struct Feed {
     return first + column / kHeads < args.rows;
   }
 
+  // Block scales of the block's queries, in the order that tensor memory takes; weights' arrivals
+  // tell of them. Rows that do not exist get ones.
+  static __device__ __forceinline__ void load_q_scales(const Arguments& args,
+                                                       int first,
+                                                       BlockRing ring,
+                                                       Storage& shared) {
+    uint32_t* target = reinterpret_cast<uint32_t*>(shared.q_scales[ring.stage()]);
+#pragma unroll 2
+    for (int column = threadIdx.x % kWarpSize; column < sizeof(shared.q_scales[0]) / 4;
+         column += kWarpSize) {
+      const bool exists = column < kBlockColumns && row_exists(args, first, column);
+      const int row = first + (exists ? column / kHeads : 0);
+      const uint32_t word = args.q_scale[row * args.q_scale_row_stride +
+                                         column % kHeads * args.q_scale_head_stride];
+      target[Tiling::scale_word_of(column)] = exists ? word : 0x7f7f7f7f;
+    }
+    ptx::fence_proxy_async_shared();
+  }
+
   // Weights of the block from `row` on; zeros for rows that do not exist. Every lane arrives.
   static __device__ __forceinline__ void copy_weights(const Arguments& args,
                                                           int row,
@@ -251,7 +273,7 @@ struct Feed {
                                                       int row,
                                                       BlockRing ring,
                                                       Storage& shared) {
-    constexpr int kBatch = kBlockColumns < 128 ? 2 : 4;  // loads on their way at once
+    constexpr int kBatch = kBlockColumns % 128 == 0 ? 4 : 2;  // loads on their way at once
     const Weight* weights = static_cast<const Weight*>(args.weights);
 #pragma unroll 1
     for (int first = threadIdx.x % kWarpSize; first < kBlockColumns; first += kBatch * kWarpSize) {

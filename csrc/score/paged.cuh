@@ -70,7 +70,7 @@ struct Paged {
   static constexpr auto kStageRows = Tiling::kStageRows;
   // Blocks of a group, which may have more rows than a block.
   static constexpr int kParts =
-      Tiling::kMostColumns && kBlock < kGroupRows ? kGroupRows / kBlock : 1;
+      Tiling::kMostColumns && kBlock < kGroupRows ? ceil_div(kGroupRows, kBlock) : 1;
   static_assert(kStageRows / 8 <= kWarpSize, "a lane loads at most one page of a stage");
 
   // Of a task, tokens that are loaded at no more than 25 bytes a clock, which is more than an SM's share

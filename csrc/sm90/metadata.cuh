@@ -53,7 +53,7 @@ struct DenseMetadata {
       const int count = group < end ? min(block, rows - static_cast<int>(group) * block) : 0;
       loads[i] = count == 0
                      ? Load{}
-                     : Load{count, hull_of_block(windows, block, group).splits(kScheduleSplit)};
+                     : Load{count, hull_of_rows(windows, group * block, block).splits(kScheduleSplit)};
     }
   }
   // First coordinate of a group's tasks, of those of the one after it, of the end.

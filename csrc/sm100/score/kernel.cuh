@@ -10,6 +10,7 @@
 #include "score/range.cuh"
 #include "sm100/score/math.cuh"
 #include "sm100/score/multiply.cuh"
+#include "sm100/score/scales.cuh"
 #include "sm100/score/storage.cuh"
 
 namespace mqa::sm100 {
@@ -33,12 +34,13 @@ __device__ __forceinline__ void prepare(int k_arrivals, typename Tiling::Storage
       ptx::mbarrier_init(ptx::shared_address(&shared.q_full[i]),
                          1 + ptx::kWarpArrivals + kWarpSize);
       ptx::mbarrier_init(ptx::shared_address(&shared.q_empty[i]),
-                         1 + kMathWarps * ptx::kWarpArrivals);
+                         1 + (Tiling::kActiveWarps + Tiling::kScaled) * ptx::kWarpArrivals);
     }
     for (int i = 0; i < Tiling::kStages; i++) {
       ptx::mbarrier_init(ptx::shared_address(&shared.k_full[i]), k_arrivals);
       ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[i]),
                          1 + Tiling::kReaderWarps * ptx::kWarpArrivals);
+      ptx::mbarrier_init(ptx::shared_address(&shared.scales_full[i]), ptx::kWarpArrivals);
     }
     for (int i = 0; i < Tiling::kSlots; i++)
       ptx::mbarrier_init(ptx::shared_address(&shared.sums_full[i]), 1);
@@ -80,8 +82,11 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
   }
 
   // setmaxnreg hands out what the launch got, 80 registers a thread.
-  constexpr int kMathRegisters = 104;
-  constexpr int kOtherRegisters = (80 * kThreads - kMathRegisters * kMathThreads) / kOtherThreads;
+  constexpr int kIdleGroups = kMathGroups - Tiling::kGroups, kIdleRegisters = 24;
+  constexpr int kOtherRegisters = 32;
+  constexpr int kMathRegisters = (80 * kThreads - kOtherRegisters * kOtherThreads -
+                                  kIdleRegisters * kIdleGroups * 128) /
+                                 (Tiling::kGroups * 128) / 8 * 8;
   if (warp < kMathWarps) {
     if (warp == kPreparingWarp) prepare<Tiling>(Source::k_arrivals(args), shared);
     if (args.schedule == nullptr && !Ranges::range_by_all(args) && warp == 0)
@@ -89,6 +94,10 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     Source::narrow(args, shared);
     if (warp == 0) ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.range_known));
     ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
+    if (kIdleGroups > 0 && warp >= Tiling::kActiveWarps) {
+      ptx::setmaxnreg_dec<kIdleRegisters>();
+      return;
+    }
     ptx::setmaxnreg_inc<kMathRegisters>();
     Math<Tiling>::math(shared);
     return;
@@ -101,6 +110,9 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     if (ptx::elect_one()) Multiply<Tiling>::multiply(shared);
     __syncwarp();
     ptx::tcgen05_dealloc<kTensorColumns>(shared.tensor_memory);
+  } else if (Tiling::kScaled && warp == kScalesWarp) {
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
+    Scales<Tiling>::reorder(shared);
   } else if (warp == kCleanWarp && args.clean) {
     if constexpr (Source::kCleanLast) {
       ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);

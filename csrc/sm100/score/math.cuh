@@ -76,7 +76,7 @@ struct Math {
       const Set& set, uint32_t from, const float* k_scale_at, int token, Release release) {
     float totals[kRows];
     weigh(set, from, totals);
-    const float k_scale = *k_scale_at;
+    const float k_scale = Tiling::kScaled ? 1.0f : *k_scale_at;
     release();
 #pragma unroll
     for (int i = 0; i < kRows; i++) {
@@ -84,7 +84,7 @@ struct Math {
       // + 0.0 so that no scale turns a zero into -0.
       if (static_cast<uint32_t>(token - row.start) < row.length)
         ptx::st_global(row.origin + static_cast<int64_t>(token) * Tiling::kLogitBytes,
-                       round_to<Logit>(fmaf(totals[i], k_scale, 0.0f)));
+                       round_to<Logit>(Tiling::kScaled ? totals[i] : fmaf(totals[i], k_scale, 0.0f)));
     }
   }
 

@@ -9,17 +9,31 @@ namespace mqa::sm100 {
 
 using namespace score;
 
-constexpr int kMmaWarp = kCleanWarp + 1;
+constexpr int kMmaWarp = kCleanWarp + 1, kScalesWarp = kCleanWarp + 2;
 constexpr int kOtherThreads = 256;
 constexpr int kThreads = kMathThreads + kOtherThreads;
 constexpr int kTileRows = 128;  // keys of one product, a lane of tensor memory each
 constexpr int kTensorColumns = 512;
 
-// Keys and queries of E4M3, with a float32 scale for each key.
+// How keys and queries are multiplied. Fp8: E4M3, with a float32 scale for each key that its sums
+// are multiplied by. Mxfp8, Mxfp4: E4M3 and E2M1, with a UE8M0 scale for each 32 elements.
 struct Fp8 {
   static constexpr int kBits = 8;
   static constexpr bool kBlockScaled = false;
 };
+struct Mxfp8 {
+  static constexpr int kBits = 8;
+  static constexpr bool kBlockScaled = true;
+};
+struct Mxfp4 {
+  static constexpr int kBits = 4;
+  static constexpr bool kBlockScaled = true;
+};
+
+// Scales of 128 rows as tensor memory takes them: the word with the four of row r is at
+// 16 (r % 32) + 4 (r / 32).
+constexpr int kScaleBytes = 512;
+constexpr int kScaleColumns = 4;  // that these take in tensor memory
 
 template <int kQBytes,
           int kBlock,
@@ -27,10 +41,14 @@ template <int kQBytes,
           int kSets,
           int kStages,
           int kSlots,
-          int kRowBytes>
+          int kRowBytes,
+          int kQScales,
+          int kKScales>
 struct SharedStorage {
   alignas(1024) unsigned char q[2][kQBytes];
   alignas(1024) unsigned char k[kStages][kTileRows * kRowBytes];
+  alignas(128) unsigned char q_scales[2][kQScales];
+  alignas(128) unsigned char k_scales[kStages][kKScales];
   FillStorage fill;
   Page pages[kWarpSize];
   alignas(16) float weights[2][kBlockColumns];
@@ -40,6 +58,7 @@ struct SharedStorage {
   Columns columns[2][kSets];
   uint64_t q_full[2], q_empty[2];
   uint64_t k_full[kStages], k_empty[kStages];
+  uint64_t scales_full[kStages];
   uint64_t sums_full[kSlots];
   uint64_t loading;      // all keys of this CTA are on their way
   uint64_t range_known;  // this CTA's range is in cuts, and the barriers above are initialised
@@ -53,7 +72,7 @@ struct SharedStorage {
 //
 // A block is block_columns / heads rows. Its columns (row, head) are sets of 64, or of a row where
 // that has more; a warpgroup sums one set. Where there are fewer sets than warpgroups, these take
-// tiles in turn.
+// tiles in turn. Three warpgroups work where tensor memory has room for no more, with scales.
 template <typename FormatType, int heads, int dim, typename LogitType, int stages, int block_columns>
 struct Tiling {
   static constexpr int kHeads = heads, kDim = dim, kStages = stages;
@@ -64,14 +83,25 @@ struct Tiling {
   static constexpr int kBlockColumns = block_columns;
   static constexpr int kColumns = heads > 64 ? heads : 64;  // of one set
   static constexpr int kSets = kBlockColumns / kColumns;
-  static constexpr int kTurns = kMathGroups / kSets;
-  static constexpr int kReaderWarps = kMathWarps / kTurns;  // of a tile
-  // Accumulators in tensor memory.
-  static constexpr int kSlots = kTensorColumns / kBlockColumns;
+  static constexpr bool kScaled = Format::kBlockScaled;
+  static constexpr int kGroups = kSets == 3 || (kScaled && heads == 128) ? 3 : kMathGroups;
+  static constexpr int kTurns = kGroups / kSets;
+  static constexpr int kReaderWarps = kSets * 4;  // of a tile
+  static constexpr int kActiveWarps = kGroups * 4;
+  // Accumulators in tensor memory, then scales: those of keys, one set for each accumulator, and
+  // those of queries, one set for each of two blocks.
+  static constexpr int kQScaleTiles = (kBlockColumns + 127) / 128;
+  static constexpr int kSlots = !kScaled ? kTensorColumns / kBlockColumns
+                                : kBlockColumns == 64 ? 4 : kTensorColumns / kBlockColumns > 3
+                                ? kTurns : kTensorColumns / kBlockColumns;
+  static constexpr int kKScaleColumns = kSlots * kBlockColumns;
+  static constexpr int kQScaleColumns = kKScaleColumns + kSlots * kScaleColumns;
+  static_assert(!kScaled || kQScaleColumns + 2 * kQScaleTiles * kScaleColumns <= kTensorColumns,
+                "tensor memory has 512 columns");
   static constexpr int kRows = kColumns / kHeads;  // of one set
   static constexpr int kBlock = kSets * kRows;
   static constexpr int kStageRows = kTileRows, kBoxRows = kTileRows;
-  static constexpr int kQBoxRows = kBlock > 1 ? kBlock / 2 : 1;
+  static constexpr int kQBoxRows = kBlock % 2 == 0 ? kBlock / 2 : kBlock;
   static constexpr int kRowBytes = kDim * Format::kBits / 8;  // of a key
   static constexpr int kQBytes = kBlockColumns * kRowBytes;
   static constexpr int kKBytes = kStageRows * kRowBytes;
@@ -81,17 +111,29 @@ struct Tiling {
   static constexpr bool kHalvesWeights = true;
   static constexpr bool kMathBringsQ = false;
   static constexpr bool kSharesOut = false;
-  static constexpr bool kMostColumns = kBlockColumns == 256;  // no block has more
+  // No block has more.
+  static constexpr bool kMostColumns = kBlockColumns == (kScaled ? (heads == 128 ? 128 : 192) : 256);
   static constexpr bool kReadBound = kSets == 1;
   static constexpr bool kPaced = false;  // measured on Hopper alone
 
-  static_assert(kSets == 1 || kSets == 2 || kSets == 4, "sets are shared out evenly");
+  static_assert(kGroups % kSets == 0, "sets are shared out evenly");
   static_assert(kColumns % kHeads == 0, "a set is whole rows");
   static_assert(kSlots % kTurns == 0, "an accumulator is always the same warpgroups'");
 
-  using Storage =
-      SharedStorage<kQBytes, kBlock, kBlockColumns, kSets, kStages, kSlots, kRowBytes>;
+  using Storage = SharedStorage<kQBytes,
+                                kBlock,
+                                kBlockColumns,
+                                kSets,
+                                kStages,
+                                kSlots,
+                                kRowBytes,
+                                kScaled ? kQScaleTiles * kScaleBytes : 16,
+                                kScaled ? kScaleBytes : 16>;
   using StageRing = Ring<kStages>;
+
+  static __device__ __forceinline__ int scale_word_of(int row) {
+    return row / 128 * (kScaleBytes / 4) + row % 32 * 4 + row % 128 / 32;
+  }
 
   // Tokens of a piece's stages.
   static __device__ __forceinline__ uint32_t padded(uint32_t length) {

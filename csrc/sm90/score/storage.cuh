@@ -67,6 +67,7 @@ struct Tiling {
   static constexpr int kReaderWarps = kMathWarps / kTurns;  // of a stage
 
   // Converted queries are read by the threads that multiply them.
+  static constexpr bool kScaled = false;  // scales of queries are math's matter
   static constexpr bool kHalvesWeights = false;
   static __host__ __device__ constexpr bool doubled(int) { return false; }
   static constexpr bool kMathBringsQ = Format::kConverted;

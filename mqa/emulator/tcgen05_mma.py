@@ -30,7 +30,6 @@ from mqa.emulator.tcgen05_units import (
 from mqa.emulator.tensor_layouts import (
     BLOCK_SCALED,
     LANES,
-    QUARTER,
     InstructionDescriptor,
     chunks_across,
     chunks_of,
@@ -194,12 +193,17 @@ class Product(TensorOperation):
             halves = ALL_LANES if self.rows == LANES else region.halves
             self.takes(memory, Region(halves, first, first + _ROW_BYTES // 4), writes=False)
         if self.given.scales is not None:
-            for address, count in zip(self.given.scales, (self.rows, self.at.columns), strict=True):
+            for address, (_, column) in zip(self.given.scales, self._scale_places(), strict=True):
                 row, first = place_of(address & _ADDRESS)
                 if row:
                     raise Finding(Kind.TENSOR_MEMORY, f"{self.name}: scales begin at lane {row}")
-                end = first + -(-count // QUARTER)
+                end = first + int(column[-1]) + 1
                 self.takes(memory, Region(ALL_LANES, first, end), writes=False)
+
+    def _scale_places(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """Of A's and of B's."""
+        parted = self.group == 2 and self.rows < LANES
+        return places_of_scales(self.rows), places_of_scales(self.at.columns, parted=parted)
 
     def _place(
         self, shared: Shared, descriptor: int, rows: int, kind: str, *, across: bool
@@ -334,8 +338,9 @@ class Product(TensorOperation):
             a = operand(a_raw, self.rows, at.a, packed=self.packed)
             b = operand(b_raw, at.columns, at.b, packed=self.packed)
             return self._signed(a), b, None
-        a_codes, a_bad = self._scales(share.memory, scales[0], self.rows, at.a_id, origins)
-        b_codes, b_bad = self._scales(share.memory, scales[1], at.columns, at.b_id, origins)
+        of_a, of_b = self._scale_places()
+        a_codes, a_bad = self._scales(share.memory, scales[0], of_a, at.a_id, origins)
+        b_codes, b_bad = self._scales(share.memory, scales[1], of_b, at.b_id, origins)
         bad |= a_bad[:, None] | b_bad
         a, a_exponents = scaled_operand(
             a_raw, self.rows, at.a, a_codes, at.scale, packed=self.packed
@@ -351,18 +356,23 @@ class Product(TensorOperation):
         return dataclasses.replace(a, values=-a.values)
 
     def _scales(
-        self, memory: TensorMemory, address: int, rows: int, id: int, origins: list[str]
+        self,
+        memory: TensorMemory,
+        address: int,
+        where: tuple[Array, Array],
+        id: int,
+        origins: list[str],
     ) -> tuple[bytes, Array]:
         """Codes of the scales of each row, and rows whose scales were never written."""
         _, first = place_of(address & _ADDRESS)
-        lane, column = places_of_scales(rows)
+        lane, column = where
         picked = list(scales_of(self.at.kind, self.per, id))
         if picked[-1] > 3:
             raise Finding(
                 Kind.DESCRIPTOR, f"{self.name} uses scales {picked} of words that have four"
             )
-        words = memory.cells[lane, column + first]
-        places = lane[:, None] + np.arange(0, LANES, QUARTER), (column + first)[:, None]
+        places = lane, (column + first)[:, None]
+        words = memory.cells[lane[:, 0], column + first]
         spoiled = memory.spoiled[places] != 0
         if memory.cta.machine.checks.any:
             if np.count_nonzero(spoiled):
@@ -372,9 +382,9 @@ class Product(TensorOperation):
                 raise Finding(
                     Kind.TENSOR_MEMORY,
                     f"{self.name}: scales from column {first} of tensor memory are not the same in "
-                    "each quarter of the lanes",
+                    f"each quarter of the lanes that has them",
                 )
-        codes = np.ascontiguousarray(words).view(np.uint8).reshape(rows, 4)[:, picked]
+        codes = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 4)[:, picked]
         return codes.tobytes(), np.any(spoiled, axis=1)
 
 

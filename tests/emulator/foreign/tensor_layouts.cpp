@@ -113,8 +113,8 @@ void print_sums_of_one() {
 template <int kM, int kN>
 void print_sums_of_pair() {
   print_sums<
-      SM100_MMA_F16BF16_2x1SM_SS<half_t, half_t, float, kM, kN, UMMA::Major::K, UMMA::Major::K>,
-      kM, kN, 2>();
+      SM100_MMA_F16BF16_2x1SM_SS<half_t, half_t, float, kM, kN, UMMA::Major::K, UMMA::Major::K>, kM,
+      kN, 2>();
 }
 
 template <int... kN>
@@ -184,15 +184,15 @@ void print_registers(char const* name, Registers const& registers, Cells const& 
   std::printf("\n");
 }
 
-#define PRINT_ONE(NAME)                                                     \
-  {                                                                         \
-    using Load = Copy_Traits<SM100_TMEM_LOAD_##NAME>;                       \
-    using Store = Copy_Traits<SM100_TMEM_STORE_##NAME>;                     \
-    print_registers("ld_" #NAME, Load::DstLayout{}, Load::ValID{});         \
-    print_registers("st_" #NAME, Store::SrcLayout{}, Store::ValID{});       \
+#define PRINT_ONE(NAME)                                                                            \
+  {                                                                                                \
+    using Load = Copy_Traits<SM100_TMEM_LOAD_##NAME>;                                              \
+    using Store = Copy_Traits<SM100_TMEM_STORE_##NAME>;                                            \
+    print_registers("ld_" #NAME, Load::DstLayout{}, Load::ValID{});                                \
+    print_registers("st_" #NAME, Store::SrcLayout{}, Store::ValID{});                              \
   }
 #define PRINT(SHAPE, COUNT) PRINT_ONE(SHAPE##COUNT##x) PRINT_ONE(SHAPE##COUNT##x_16b)
-#define PRINT_TO_32(SHAPE) \
+#define PRINT_TO_32(SHAPE)                                                                         \
   PRINT(SHAPE, 1) PRINT(SHAPE, 2) PRINT(SHAPE, 4) PRINT(SHAPE, 8) PRINT(SHAPE, 16) PRINT(SHAPE, 32)
 #define PRINT_TO_64(SHAPE) PRINT_TO_32(SHAPE) PRINT(SHAPE, 64)
 #define PRINT_TO_128(SHAPE) PRINT_TO_64(SHAPE) PRINT(SHAPE, 128)

@@ -11,16 +11,17 @@ import numpy as np
 
 from mqa.emulator.alu import LANES
 from mqa.emulator.floats import Array
-from mqa.emulator.memory import Buffer, Checks, Global, Shared
+from mqa.emulator.memory import Buffer, Checks, Global, Shared, ranked
 from mqa.emulator.order import Order, Seen
 from mqa.emulator.reports import Finding, Kind
-from mqa.emulator.device import SMS, launch_registers, pool_of
+from mqa.emulator.device import launch_registers, pool_of
 from mqa.emulator.sync import GROUP_WARPS, MBarrier, NamedBarrier
 from mqa.emulator.warp import Wait, Warp
 
 if TYPE_CHECKING:
     from mqa.emulator.program import Program
     from mqa.emulator.trace import Recorder
+    from mqa.emulator.tensor_order import TensorPipe
 
 
 class Operation:
@@ -39,6 +40,8 @@ class Operation:
         """The time is that of the party whose operation it is, see `mqa.emulator.order`."""
         self.bytes, self.address = bytes, address
         """What it moves, and where in shared memory; for those who look."""
+        self.place = ""
+        """Likewise, what it uses of tensor memory."""
         self.done = False
         self.after: list[Operation] = []
         """Operations that have to be done before."""
@@ -73,6 +76,8 @@ class Cluster(list["Cta"]):
         self.order = order
         self.told: Seen = {}
         """What arrivals of this round told."""
+        self.tensor: Any = None
+        """What `mqa.emulator.tensor_order` keeps."""
 
     def arrive(self) -> None:
         self.arrived += 1
@@ -134,6 +139,8 @@ class Cta:
         self._local: dict[int, Array] = {}
         self.products: dict[int, Any] = {}
         """Of each warpgroup: what `mqa.emulator.wgmma` keeps."""
+        self.tensor: Any = None
+        """Tensor memory, once an instruction asked for it."""
         self.warps = [
             Warp(self, i, min(LANES, self.threads - i * LANES), program)
             for i in range(-(-self.threads // LANES))
@@ -151,11 +158,20 @@ class Cta:
         """Special registers, and the registers that a launch gives each thread."""
         warp.max_registers = self.pool // (len(self.warps) * LANES)
         known = self._special(warp)
-        for name, place in self.machine.program.binder.special.items():
-            if name not in known:
+        binder = self.machine.program.binder
+        for name, place in binder.special.items():
+            if name.startswith("&"):
+                value = self._address(binder.symbols[name[1:]])
+            elif name in known:
+                value = known[name]
+            else:
                 raise Finding(Kind.LAUNCH, f"special register {name} is not modelled")
-            value = known[name]
-            warp.registers[place] = np.broadcast_to(np.uint32(value), LANES).copy()
+            warp.registers[place] = np.full(LANES, value, binder.types[place])
+
+    def _address(self, symbol: int) -> int:
+        """Of a shared variable, as its address is taken: with the rank in a cluster."""
+        alone = self.machine.ctas_of_cluster == 1
+        return symbol if alone else int(ranked(self.rank, symbol))
 
     def _special(self, warp: Warp) -> dict[str, Any]:
         lane = np.arange(LANES, dtype=np.uint32)
@@ -173,8 +189,8 @@ class Cta:
             "%cluster_ctarank": self.rank,
             "%cluster_nctarank": machine.ctas_of_cluster,
             "%is_explicit_cluster": int(machine.ctas_of_cluster > 1),
-            "%smid": self.index % SMS,
-            "%nsmid": SMS,
+            "%smid": self.index % machine.program.device.sms,
+            "%nsmid": machine.program.device.sms,
             "%gridid": 1,
             "%dynamic_smem_size": machine.dynamic_shared,
             "%total_smem_size": static + machine.dynamic_shared,
@@ -204,6 +220,8 @@ class Cta:
         self.cluster.leave(warp)
         for barrier in self._named.values():
             barrier.leave()
+        if self.tensor is not None and all(other.done for other in self.warps):
+            self.tensor.leave()
 
     def named(self, number: int) -> NamedBarrier:
         if not 0 <= number < 16:
@@ -296,6 +314,7 @@ class Machine:
         maps: dict[int, Any],
         checks: Checks,
         names: Sequence[tuple[int, str]] = (),
+        tensor_pipe: TensorPipe = "isa",
     ) -> None:
         self.program, self.memory = program, memory
         self.checks, self.names = checks, names
@@ -317,7 +336,12 @@ class Machine:
         """Counts how often waits with a time limit gave up."""
         self.clock = 0
         """What threads read of it last."""
+        self.printed: list[str] = []
+        """Texts of printf, in the order of their calls."""
         self.eager = True
+        self.tensor_pipe = tensor_pipe
+        self.cta_group = 0
+        """CTAs that instructions of tensor memory are for, once one was executed: 1 or 2."""
         self.recorder: Recorder | None = None
 
     def begin(self, operation: Operation) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _CLASSES = {
     "wgmma": ("wgmma",),
+    "tcgen05": ("tcgen05",),
     "asynchronous copies": ("cp", "prefetch", "prefetchu"),
     "mbarriers": ("mbarrier",),
     "barriers and fences": ("bar", "barrier", "fence", "membar", "griddepcontrol", "setmaxnreg"),
@@ -42,6 +43,8 @@ class Summary:
     kernel: str = ""
     warp_roles: tuple[Role, ...] = ()
     """Empty where the kernel has none."""
+    printed: str = ""
+    """What the kernel's threads wrote by printf."""
 
     @property
     def roles(self) -> dict[str, int]:

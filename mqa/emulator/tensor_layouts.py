@@ -250,11 +250,18 @@ def places_of_sums(rows: int, columns: int, ctas: int = 1) -> tuple[Array, Array
 
 
 @functools.lru_cache(maxsize=64)
-def places_of_scales(rows: int) -> tuple[Array, Array]:
-    """Lane in the first quarter and column of the word with four scales of each row, [rows]. The
-    other three quarters hold the same."""
-    row = np.arange(rows)
-    return row % QUARTER, row // QUARTER
+def places_of_scales(rows: int, *, parted: bool = False) -> tuple[Array, Array]:
+    """Lanes and column of the word with four scales of each row, [rows, copies] and [rows].
+
+    All quarters of the lanes hold the same. `parted` is the layout of B's for 128 rows of a pair of
+    CTAs: two quarters hold the first half of the rows, and the others the second half.
+    """
+    row, quarters = np.arange(rows), np.arange(0, LANES, QUARTER)
+    if not parted:
+        return row[:, None] % QUARTER + quarters, row // QUARTER
+    half = rows // 2
+    within, first = row % half, row // half * 2 * QUARTER
+    return (within % QUARTER + first)[:, None] + quarters[:2], within // QUARTER
 
 
 def scales_of(kind: str, per: int, first: int) -> tuple[int, ...]:

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import test_isa
 import test_products
+import test_tcgen05
+import test_tcgen05_pairs
 import test_tensor_copies
 
-from mqa.emulator import alu, memory_access, reductions, sync, units
+from mqa.emulator import alu, memory_access, reductions, sync, tcgen05_mma, units
+from mqa.emulator.tensor_layouts import COPIES, FRAGMENTS
 from mqa.emulator.program import EFFECTS, Program, key_of
 
 HERE = Path(__file__).resolve().parent
@@ -40,6 +43,8 @@ def written() -> set[str]:
     made = [case.body for case in test_isa.CASES] + test_products.TEXTS
     made += [test_tensor_copies.reduce_text(*x) for x in test_tensor_copies.GLOBAL]
     made += [test_tensor_copies.cluster_reduce_text(*x) for x in test_tensor_copies.SHARED_CASES]
+    made += test_tcgen05.texts()
+    made += [test_tcgen05_pairs.pair_text(256), test_tcgen05_pairs.scaled_pair_text()]
     return {found for text in (*strings(), *made) for found in _INSTRUCTION.findall(text)}
 
 
@@ -56,6 +61,21 @@ def modes() -> Iterator[str]:
         for kind, names in known.items():
             yield from (f"cp.reduce.async.bulk.{space}.{name}.{kind}" for name in names)
     yield from (f"wgmma.mma_async.{types}" for types in units.OPCODES)
+    yield from (f"tcgen05.mma.kind::{kind}" for kind in tcgen05_mma._KINDS)
+    yield from (
+        f"tcgen05.mma.kind::{kind}.block_scale{spelled and '.'}{spelled}"
+        for kind, spelled in tcgen05_mma._BLOCKS
+    )
+    yield from (f"tcgen05.cp.{shape}" for shape in COPIES)
+    for shape in FRAGMENTS:
+        yield from (f"tcgen05.{what}.{shape}" for what in ("ld", "st"))
+    yield from (
+        "tcgen05.ld.pack::16b",
+        "tcgen05.st.unpack::16b",
+        "tcgen05.mma.collector::a::discard",
+    )
+    for what in ("alloc", "dealloc", "relinquish_alloc_permit", "mma", "cp", "commit"):
+        yield from (f"tcgen05.{what}.cta_group::{group}" for group in (1, 2))
 
 
 @pytest.mark.parametrize("name", sorted({*alu.ALU, *EFFECTS, *Program.CONTROL}))

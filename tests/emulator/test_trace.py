@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from ptx_kernels import kernel
+from tensor_kernels import COMMIT, WAIT, stored
+from test_tcgen05_order import IMAGE, SCALED, kernel_of
 
 from mqa.cuda import compiler
-from mqa.emulator import EmulationError, run, scheduled
+from mqa.emulator import EmulationError, Summary, run, scheduled
 from mqa.emulator.scheduler import SCHEDULES
 from mqa.problem import DenseProblem, parse
 from mqa.testing import make_case
@@ -252,3 +254,29 @@ def test_launches_of_a_block_follow_each_other(tmp_path: Path) -> None:
     first = sum(launches[0].instructions.values())
     starts = {pid: min(e["ts"] for e in trace.of("X") if e["pid"] == pid) for pid in (1, 2)}
     assert starts == {1: 0, 2: first}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_tensor_pipe_has_tracks(schedule: str, tmp_path: Path) -> None:
+    path = tmp_path / "tensor.json"
+    summary = tensor_trace(schedule, path)
+    trace = Trace(path)
+    (product,) = trace.on("tcgen05.mma")
+    assert product["args"]["by"] == "warp 00"
+    assert product["args"]["tensor memory"] == "lanes 0-127, columns 448-463 of tensor memory"
+    assert product["args"]["bytes"] == 32 * (128 + 16)
+    assert [len(trace.on(f"tcgen05.{what}")) for what in ("cp", "ld", "commit")] == [2, 4, 1]
+    loads = {event["args"]["tensor memory"] for event in trace.on("tcgen05.ld")}
+    assert loads == {
+        f"lanes {32 * q}-{32 * q + 31}, columns 448-463 of tensor memory" for q in range(4)
+    }
+    assert summary.classes["tcgen05"] == sum(
+        count for opcode, count in summary.opcodes.items() if opcode.startswith("tcgen05")
+    )
+
+
+def tensor_trace(schedule: str, path: Path) -> Summary:
+    """A launch with copies to tensor memory, a product, a commit, and loads by four warps."""
+    text = kernel_of(SCALED + COMMIT + WAIT + stored(16))
+    out = np.zeros((128, 16), np.float32)
+    return run(text, "k", 1, 128, [out, IMAGE], schedule=schedule, seed=1, trace=path)

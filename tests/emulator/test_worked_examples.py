@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from ptx_kernels import kernel
+from tensor_kernels import COMMIT, WAIT, descriptor, executed, placed, stored, tensor_kernel
 from test_copies import load
+from test_tcgen05 import COPY_SCALES, FILLED, mma
 
 from mqa.emulator import run
 from mqa.emulator.wgmma import _decoded, multiply
@@ -92,3 +94,39 @@ def test_a_mapped_address_names_the_same_offset_of_another_cta() -> None:
     text = kernel(RANKS, 1, shared=".shared .align 8 .b8 bar[8];")
     run(text, "k", 4, 32, [out], cluster=2)
     assert out.tolist() == [1, 0, 1, 0]
+
+
+def test_a_scale_goes_from_its_byte_to_its_product() -> None:
+    """Row 100 of A, elements 64 to 95: byte 78 of the 512 that are copied, lanes 4, 36, 68 and 100,
+    the fourth column, the third byte of its words, and the product whose scale id of A is 2."""
+    one, tile = 0x38, np.full(512, 127, np.uint8)
+    tile[78] = 130
+    rows = np.full((128 + 16, 32), one, np.uint8)
+    image = np.concatenate([placed(rows[:128]), placed(rows[128:]), tile, np.full_like(tile, 127)])
+    kind = "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale"
+    start = descriptor(0) + descriptor(4096, "%rd11")
+    start += descriptor(4608, "%rd12", fields=0x0000400800000000)
+    start += descriptor(5120, "%rd13", fields=0x0000400800000000) + COPY_SCALES
+    found = []
+    for id in range(4):
+        bits = 0x08A00000 & ~(0x3F << 17) | 16 >> 3 << 17 | id << 29 | id << 4
+        body = start + "setp.ne.u32 %p5, %r0, %r0;\n" + mma(kind, bits, scales="[%r11], [%r12], ")
+        text = tensor_kernel(body + COMMIT + WAIT + stored(16), image=len(image))
+        found.append(executed(text, image, np.zeros((128, 16), np.float32)))
+    assert all((got == 32).all() for got in (*found[:2], found[3]))
+    assert (np.delete(found[2], 100, axis=0) == 32).all()
+    assert (found[2][100] == 256).all()
+    body = start + COMMIT + WAIT + stored(4, 32)
+    words = executed(tensor_kernel(body, image=len(image)), image, np.zeros((128, 4), np.uint32))
+    changed = np.argwhere(words != 0x7F7F7F7F).tolist()
+    assert changed == [[lane, 3] for lane in (4, 36, 68, 100)]
+    assert words[4, 3] == 0x7F827F7F
+
+
+def test_a_load_of_warp_2_takes_lanes_from_64_on() -> None:
+    """Thread t and register j of `ld.32x32b.x32 [tm + (2 << 21) + 64]`: lane 64 + t, j columns on."""
+    body = FILLED + "add.u32 %r7, %r7, 64;\n" + stored(32)
+    text = tensor_kernel(body, image=0, columns=256)
+    got = executed(text, np.zeros(4, np.uint8), np.zeros((128, 32), np.uint32))
+    want = [[65539 * (64 + t) + 64 + j for j in range(32)] for t in range(32)]
+    assert (got[64:96] == want).all()

@@ -91,7 +91,8 @@ def run(
     """Execute a kernel on the CPU.
 
     Args:
-        ptx: What NVRTC or nvcc made of the kernel, for sm_90a.
+        ptx: What NVRTC or nvcc made of the kernel, for sm_90a or sm_100f: its target says which
+            GPU it runs on, an H200 or a B200.
         entry: Name of the kernel in it; None where there is only one.
         grid: CTAs, up to three dimensions.
         block: Threads of a CTA.
@@ -116,15 +117,20 @@ def run(
         ValueError: The launch itself is wrong.
         OSError: `trace` cannot be written.
     """
-    unknown = set(ignore) - {Kind.PROXY_FENCE, Kind.PRODUCT_FENCE}
-    if unknown:
-        raise ValueError(f"ignore has {min(kind.name for kind in unknown)}, expected fences alone")
+    check_ignored(ignore)
     program, memory = _load(ptx, entry), Global()
     params, maps = _bind(program, memory, args)
     shape = Shape(grid, block, cluster, smem_bytes)
     with traced(trace) as timeline:
         how = How(schedule, seed, checks, frozenset(ignore), timeline, program.entry.name)
         return _launch(program, memory, params, maps, shape, how)
+
+
+def check_ignored(ignore: Collection[Kind]) -> None:
+    """Raise ValueError unless all of these can be left out alone."""
+    unknown = set(ignore) - {Kind.PROXY_FENCE, Kind.PRODUCT_FENCE}
+    if unknown:
+        raise ValueError(f"ignore has {min(kind.name for kind in unknown)}, expected fences alone")
 
 
 @contextlib.contextmanager
@@ -166,6 +172,7 @@ def run_plan(
     schedule: str = "eager",
     seed: int = 0,
     checks: bool | None = None,
+    ignore: Collection[Kind] = (),
     timeline: Timeline | None = None,
 ) -> Summary:
     """Execute what `mqa.cuda.driver` would launch; tensors by the names that the plan has."""
@@ -190,6 +197,7 @@ def run_plan(
         schedule,
         seed,
         checks,
+        frozenset(ignore),
         timeline=timeline,
         kernel=str(plan.kernel),
         roles=plan.roles,

@@ -8,6 +8,9 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 MIN_LINE_COVERAGE := 95
 PYTEST_ARGS ?=
+# As many processes as cores, each with one thread: tests differ much in how long they take.
+PARALLEL := -n auto --dist worksteal
+SINGLE := OMP_NUM_THREADS=1
 ARGS ?=
 
 CSRC = $(shell find csrc -type f \( -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.hpp' -o -name '*.cpp' \) 2>/dev/null)
@@ -36,7 +39,7 @@ demo: $(STAMP)
 	$(PY) $(CLI) demo $(ARGS)
 
 test: lint
-	HYPOTHESIS_PROFILE=ci $(PY) -m pytest -m 'not slow' \
+	$(SINGLE) HYPOTHESIS_PROFILE=ci $(PY) -m pytest $(PARALLEL) -m 'not slow' \
 		--cov --cov-report=term --cov-report=json:.coverage.json $(PYTEST_ARGS)
 	@$(PY) -c "import json, sys; t = json.load(open('.coverage.json'))['totals']; \
 		p = 100 * t['covered_lines'] / max(t['num_statements'], 1); \
@@ -44,7 +47,7 @@ test: lint
 		f'line coverage {p:.2f} %, expected at least $(MIN_LINE_COVERAGE) %')"
 
 test-deep: $(STAMP)
-	HYPOTHESIS_PROFILE=deep $(PY) -m pytest $(PYTEST_ARGS)
+	$(SINGLE) HYPOTHESIS_PROFILE=deep $(PY) -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-gpu:
 	$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS)

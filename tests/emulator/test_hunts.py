@@ -35,7 +35,7 @@ OTHERS = {
     "dense_mxfp4_16_128": "dense mxfp4 S=35 N=300 H=16 D=128 sms=2 regime=exact windows=random",
     "dense_accurate_64_128": "dense fp8 S=11 N=300 H=64 D=128 sms=2 regime=exact windows=packed",
 }
-SEEDS, DEEP_SEEDS, DEEP_STEP = 10, 200, 50
+SEEDS, DEEP_SEEDS, DEEP_STEP = 20, 200, 50
 
 
 def hunt(name: str, line: str, seeds: range) -> None:

@@ -23,7 +23,7 @@ from test_tcgen05 import (
     tile,
 )
 
-from mqa.emulator import EmulationError, Kind
+from mqa.emulator import EmulationError, Kind, scheduled
 from mqa.emulator.scheduler import SCHEDULES
 from mqa.testing import accumulators
 
@@ -207,6 +207,14 @@ def test_without_checks_the_pipe_of_the_isa_gives_other_scales() -> None:
 
     assert len({sums("in-order", seed) for seed in range(6)}) == 1
     assert len({sums("isa", seed) for seed in range(12)}) > 1
+
+
+def test_a_pipe_that_is_none_is_an_error() -> None:
+    wrong: Any = "out-of-order"
+    with pytest.raises(ValueError, match="tensor_pipe='out-of-order', expected one of isa, in-ord"):
+        run_text(kernel_of(FIRST), tensor_pipe=wrong)
+    with pytest.raises(ValueError, match="tensor_pipe"), scheduled(tensor_pipe=wrong):
+        pass
 
 
 def test_products_of_another_shape_to_the_same_sums() -> None:

@@ -8,13 +8,14 @@ which `mqa.emulator.warp` reports.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from mqa.emulator import floats, halves
+from mqa.emulator import floats, halves, narrow, numbers, rounding
 from mqa.emulator.floats import Array
 from mqa.emulator.parser import (
     BYTES,
@@ -42,6 +43,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     **{f"s{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{"f16": np.dtype("u2"), "bf16": np.dtype("u2"), "f16x2": np.dtype("u4")},
     **{"bf16x2": np.dtype("u4"), "f32": np.dtype("f4"), "f64": np.dtype("f8")},
+    **{"f32x2": np.dtype("u8"), "u16x2": np.dtype("u4"), "s16x2": np.dtype("u4")},
     "pred": np.dtype(bool),
 }
 
@@ -70,9 +72,14 @@ def fail(instruction: Instruction, why: str) -> NoReturn:
 class Binder:
     """Gives registers, constants and special registers their places in a warp's list."""
 
-    def __init__(self, registers: list[Register], symbols: dict[str, int]) -> None:
+    def __init__(
+        self, registers: list[Register], symbols: dict[str, int], spaces: dict[str, str]
+    ) -> None:
         self.types = [storage(register.type) for register in registers]
-        self.symbols = symbols
+        self.symbols, self.spaces = symbols, spaces
+        """Of variables: addresses, and the state spaces that they lie in."""
+        self.ranked = False
+        """Whether addresses of shared variables carry the rank of their CTA."""
         self.constants: dict[int, Array] = {}
         self.special: dict[str, int] = {}
         self._known: dict[tuple[int, str], int] = {}
@@ -86,19 +93,24 @@ class Binder:
         if isinstance(operand, Immediate):
             return self._constant(_bits(operand, kind), wanted), None
         if isinstance(operand, Symbol) and operand.name in self.symbols:
+            if self.ranked and self.spaces[operand.name] == "shared":
+                return self._special(f"&{operand.name}", np.dtype("u8"), wanted)
             return self._constant(self.symbols[operand.name], wanted), None
         if isinstance(operand, Symbol) and operand.name == "WARP_SZ":
             return self._constant(LANES, wanted), None
         if isinstance(operand, Symbol) and operand.name.startswith("%"):
             if operand.name not in SPECIAL:
                 fail(at, f"special register {operand.name} is not modelled")
-            if operand.name not in self.special:
-                self.special[operand.name] = self._new(np.dtype("u4"))
-            index = self.special[operand.name]
-            return index, _view(self.types[index], wanted)
+            return self._special(operand.name, np.dtype("u4"), wanted)
         if isinstance(operand, Negated) and kind == "pred":
             return operand.register.index, np.logical_not
         fail(at, f"operand {operand} is not a value of type {kind}")
+
+    def _special(self, name: str, dtype: np.dtype[Any], wanted: np.dtype[Any]) -> Slot:
+        """What each warp has of its own from the start, by name; `&x` is the address of x."""
+        if name not in self.special:
+            self.special[name] = self._new(dtype)
+        return self.special[name], _view(dtype, wanted)
 
     def dest(self, operand: Operand, kind: str, at: Instruction) -> Slot:
         """Where a result of type `kind` goes, and what makes it the register's."""
@@ -235,11 +247,11 @@ def modifiers(at: Instruction, *known: str) -> tuple[str, str]:
     return ".".join(rest[:-1]), kind
 
 
-def _is_float(kind: str) -> bool:
+def is_float(kind: str) -> bool:
     return kind in ("f32", "f64")
 
 
-def _simple(b: Binder, at: Instruction, kind: str, function: Callable[..., Array]) -> Function:
+def simple(b: Binder, at: Instruction, kind: str, function: Callable[..., Array]) -> Function:
     """All operands of one type."""
     sources = (b.source(operand, kind, at) for operand in at.operands[1:])
     return bind(function, b.dest(at.operands[0], kind, at), *sources)
@@ -253,7 +265,37 @@ def _halves(b: Binder, at: Instruction) -> Function | None:
     function = halves.function(name, tuple(rest), kind)
     if function is None:
         fail(at, "this form is not modelled")
-    return _simple(b, at, kind, function)
+    return simple(b, at, kind, function)
+
+
+def _floats(b: Binder, at: Instruction) -> Function | None:
+    """Of all float types; None for integers. With float32 sums and products a factor or a term
+    may be a float16 or bfloat16 value."""
+    name, *rest, kind = at.parts
+    if rest[-1:] == ["f32"] and kind in ("f16", "bf16"):
+        return _mixed(b, at, tuple(rest[:-1]), kind)
+    if kind not in ("f32", "f64", "f32x2"):
+        return _halves(b, at)
+    return simple(b, at, kind, _known(at, rounding.function(name, tuple(rest), kind)))
+
+
+def _known(at: Instruction, function: Callable[..., Array] | None) -> Callable[..., Array]:
+    if function is None:
+        fail(at, "this form is not modelled")
+    return function
+
+
+def _mixed(b: Binder, at: Instruction, modes: tuple[str, ...], kind: str) -> Function:
+    function = _known(at, rounding.function(at.parts[0], modes, "f32"))
+    *given, last = at.operands[1:]
+    sources = [b.source(x, "b16", at) for x in given]
+    dest = b.dest(at.operands[0], "f32", at)
+
+    def wide(*operands: Array) -> Array:
+        *halved, single = operands
+        return function(*(halves.wide(x, kind).astype(np.float32) for x in halved), single)
+
+    return bind(wide, dest, *sources, b.source(last, "f32", at))
 
 
 def _unsigned(kind: str) -> str:
@@ -263,13 +305,28 @@ def _unsigned(kind: str) -> str:
 
 @opcode("add", "sub")
 def add(b: Binder, at: Instruction) -> Function:
-    _, kind = modifiers(at, "rn")
-    if (of_halves := _halves(b, at)) is not None:
-        return of_halves
-    return _simple(b, at, _unsigned(kind), np.add if at.parts[0] == "add" else np.subtract)
+    if (of_floats := _floats(b, at)) is not None:
+        return of_floats
+    _, kind = modifiers(at)
+    if kind.endswith("x2"):
+        return simple(b, at, kind, _of_shorts(np.add, kind))
+    return simple(b, at, _unsigned(kind), np.add if at.parts[0] == "add" else np.subtract)
+
+
+def _of_shorts(function: Callable[..., Any], kind: str) -> Callable[..., Array]:
+    """For both 16-bit integers of 32-bit registers."""
+    part = DTYPES[kind.removesuffix("x2")]
+
+    def pairs(*operands: Array) -> Array:
+        parts = (np.ascontiguousarray(x).view(part) for x in operands)
+        return np.asarray(function(*parts), part).view(np.uint32)
+
+    return pairs
 
 
 def _high(bits: int, *, signed: bool) -> Callable[[Array, Array], Array]:
+    if bits == 64:
+        return _high_of_long
     wide = np.dtype(("i" if signed else "u") + str(bits // 4))
 
     def function(x: Array, y: Array) -> Array:
@@ -280,18 +337,22 @@ def _high(bits: int, *, signed: bool) -> Callable[[Array, Array], Array]:
     return function
 
 
+def _high_of_long(x: Array, y: Array) -> Array:
+    """Upper 64 of the 128 bits of products."""
+    products = (int(a) * int(b) >> 64 for a, b in zip(x, y, strict=True))
+    return np.array(list(products), x.dtype)
+
+
 @opcode("mul")
 def mul(b: Binder, at: Instruction) -> Function:
-    mode, kind = modifiers(at, "lo", "hi", "wide", "rn")
-    if (of_halves := _halves(b, at)) is not None:
-        return of_halves
-    if _is_float(kind):
-        return _simple(b, at, kind, np.multiply)
+    if (of_floats := _floats(b, at)) is not None:
+        return of_floats
+    mode, kind = modifiers(at, "lo", "hi", "wide")
     if mode == "lo":
-        return _simple(b, at, _unsigned(kind), np.multiply)
+        return simple(b, at, _unsigned(kind), np.multiply)
     bits = int(kind[1:])
-    if mode == "hi" and bits <= 32:
-        return _simple(b, at, kind, _high(bits, signed=kind[0] == "s"))
+    if mode == "hi":
+        return simple(b, at, kind, _high(bits, signed=kind[0] == "s"))
     if mode != "wide" or bits > 32:
         fail(at, "this form of mul is not modelled")
     wide = f"{kind[0]}{2 * bits}"
@@ -303,10 +364,13 @@ def mul(b: Binder, at: Instruction) -> Function:
 
 @opcode("mad")
 def mad(b: Binder, at: Instruction) -> Function:
-    mode, kind = modifiers(at, "lo", "wide")
+    mode, kind = modifiers(at, "lo", "hi", "wide")
     a, c, d = at.operands[1:]
     if mode == "lo":
-        return _simple(b, at, _unsigned(kind), lambda x, y, z: x * y + z)
+        return simple(b, at, _unsigned(kind), lambda x, y, z: x * y + z)
+    if mode == "hi":
+        high = _high(8 * BYTES[kind], signed=kind[0] == "s")
+        return simple(b, at, kind, lambda x, y, z: high(x, y) + z)
     wide = f"{kind[0]}{2 * int(kind[1:])}"
     dtype = DTYPES[wide]
     sources = (b.source(a, kind, at), b.source(c, kind, at), b.source(d, wide, at))
@@ -316,12 +380,10 @@ def mad(b: Binder, at: Instruction) -> Function:
 
 @opcode("fma")
 def fma(b: Binder, at: Instruction) -> Function:
-    _, kind = modifiers(at, "rn")
-    if (of_halves := _halves(b, at)) is not None:
-        return of_halves
-    if not _is_float(kind):
-        fail(at, f"type .{kind} is not modelled")
-    return _simple(b, at, kind, floats.fma_f32 if kind == "f32" else floats.fma_f64)
+    of_floats = _floats(b, at)
+    if of_floats is None:
+        fail(at, f"type .{at.parts[-1]} is not modelled")
+    return of_floats
 
 
 def _quotient(x: Array, y: Array) -> Array:
@@ -338,37 +400,44 @@ def _quotient(x: Array, y: Array) -> Array:
 
 @opcode("div")
 def div(b: Binder, at: Instruction) -> Function:
-    mode, kind = modifiers(at, "rn", "approx", "full")
-    if mode == "approx":
-        return _simple(b, at, kind, floats.divide_approximately)
-    return _simple(b, at, kind, np.divide if _is_float(kind) else _quotient)
+    kind = at.parts[-1]
+    if is_float(kind):
+        return simple(b, at, kind, _known(at, rounding.function("div", at.parts[1:-1], kind)))
+    _, kind = modifiers(at)
+    return simple(b, at, kind, _quotient)
 
 
 @opcode("rem")
 def rem(b: Binder, at: Instruction) -> Function:
     _, kind = modifiers(at)
-    return _simple(b, at, kind, lambda x, y: (x - _quotient(x, y) * y).astype(x.dtype))
+    return simple(b, at, kind, lambda x, y: (x - _quotient(x, y) * y).astype(x.dtype))
 
 
 @opcode("max", "min")
 def extreme(b: Binder, at: Instruction) -> Function:
-    mode, kind = modifiers(at, "NaN")
+    name, *rest, kind = at.parts
     if (of_halves := _halves(b, at)) is not None:
         return of_halves
-    largest = at.parts[0] == "max"
-    if not _is_float(kind):
-        return _simple(b, at, kind, np.maximum if largest else np.minimum)
-    if mode == "NaN":
-        return _simple(b, at, kind, floats.max_nan if largest else floats.min_nan)
-    return _simple(b, at, kind, floats.max_number if largest else floats.min_number)
+    if kind == "f32":
+        return simple(
+            b, at, kind, _known(at, rounding.extreme(name, tuple(rest), len(at.operands) - 1))
+        )
+    if kind == "f64":
+        two = floats.max_number if name == "max" else floats.min_number
+        return simple(b, at, kind, two)
+    chosen: Callable[..., Array] = np.maximum if name == "max" else np.minimum
+    function = chosen
+    if rest == ["relu"]:
+        function = lambda x, y: np.maximum(chosen(x, y), x.dtype.type(0))  # noqa: E731
+    return simple(b, at, kind, _of_shorts(function, kind) if kind.endswith("x2") else function)
 
 
 @opcode("abs", "neg")
 def sign(b: Binder, at: Instruction) -> Function:
+    if (of_floats := _floats(b, at)) is not None:
+        return of_floats
     _, kind = modifiers(at)
-    if (of_halves := _halves(b, at)) is not None:
-        return of_halves
-    return _simple(b, at, kind, np.abs if at.parts[0] == "abs" else np.negative)
+    return simple(b, at, kind, np.abs if at.parts[0] == "abs" else np.negative)
 
 
 _LOGIC: dict[str, Callable[..., Any]] = {
@@ -382,7 +451,7 @@ _LOGIC: dict[str, Callable[..., Any]] = {
 @opcode("and", "or", "xor", "not")
 def logic(b: Binder, at: Instruction) -> Function:
     _, kind = modifiers(at)
-    return _simple(b, at, kind, _LOGIC[at.parts[0]])
+    return simple(b, at, kind, _LOGIC[at.parts[0]])
 
 
 def _shift_left(x: Array, y: Array) -> Array:
@@ -432,31 +501,103 @@ _COMPARE: dict[str, Callable[..., Any]] = {
 }
 
 
-def _of_halves(compare: Callable[..., Array], kind: str) -> Callable[..., Array]:
-    return lambda x, y: compare(halves.wide(x, kind), halves.wide(y, kind))
+def _less_or_greater(x: Array, y: Array) -> Array:
+    return (x < y) | (x > y)
+
+
+def _comparison(at: Instruction, name: str, kind: str) -> Callable[..., Array]:
+    """Of values of a type, of both halves of a pair."""
+    if name not in _COMPARE:
+        fail(at, "this comparison is not modelled")
+    compare: Callable[..., Any] = _COMPARE[name]
+    if name == "ne" and (is_float(kind) or kind in halves.HALVES):
+        compare = _less_or_greater
+    flushes = "ftz" in at.parts
+    if kind == "f32" and flushes:
+        return lambda x, y: compare(rounding.flushed(x), rounding.flushed(y))
+    if kind in halves.HALVES:
+        return lambda x, y: compare(*(halves.wide(z, kind, flushes=flushes) for z in (x, y)))
+    if flushes:
+        fail(at, "modifier .ftz is not modelled")
+    return compare
+
+
+def _compared_as(name: str, kind: str) -> str:
+    """The type in which operands of a comparison are read."""
+    return _unsigned(kind) if name in ("eq", "ne") and not is_float(kind) else kind
 
 
 @opcode("setp")
 def setp(b: Binder, at: Instruction) -> Function:
-    mode, kind = modifiers(at, *_COMPARE, "and", "or", "xor")
-    name, *combined = mode.split(".")
-    compare = _COMPARE.get(name)
-    if compare is None or isinstance(at.operands[0], Pair):
-        fail(at, "this comparison is not modelled")
-    if name == "ne" and (_is_float(kind) or kind in halves.HALVES):
-        compare = lambda x, y: (x < y) | (x > y)  # noqa: E731
-    if kind in ("f16", "bf16"):
-        compare = _of_halves(compare, kind)
-    elif kind.endswith("x2"):
-        fail(at, "comparisons of pairs are not modelled")
-    if name in ("eq", "ne") and not _is_float(kind):
-        kind = _unsigned(kind)
-    sources = [b.source(operand, kind, at) for operand in at.operands[1:3]]
-    dest = b.dest(at.operands[0], "pred", at)
+    """With two results the second is that of the other half of pairs, else the opposite."""
+    mode, kind = modifiers(at, *_COMPARE, "and", "or", "xor", "ftz")
+    name, *combined = (x for x in mode.split(".") if x != "ftz")
+    to, compare = at.operands[0], _comparison(at, name, kind)
+    pairs = kind in ("f16x2", "bf16x2")
+    if isinstance(to, Pair) or pairs:
+        return _setp_two(b, at, compare, [combined[0] if combined else "", kind])
+    sources = [b.source(operand, _compared_as(name, kind), at) for operand in at.operands[1:3]]
+    dest = b.dest(to, "pred", at)
     if not combined:
         return bind(compare, dest, *sources)
     with_other, last = _LOGIC[combined[0]], b.source(at.operands[3], "pred", at)
     return bind(lambda x, y, p: with_other(compare(x, y), p), dest, *sources, last)
+
+
+def _setp_two(
+    b: Binder, at: Instruction, compare: Callable[..., Array], form: list[str]
+) -> Function:
+    combined, kind = form
+    to = at.operands[0]
+    if not isinstance(to, Pair):
+        fail(at, "expected a pair of results")
+    (one, _), (other, _) = (b.dest(x, "pred", at) for x in (to.first, to.second))
+    sources = [b.source(operand, kind, at) for operand in at.operands[1:3]]
+    last = b.source(at.operands[3], "pred", at) if combined else None
+
+    def run(values: Registers) -> None:
+        x, y = (cast(values[place]) if cast else values[place] for place, cast in sources)
+        held = compare(x, y)
+        first, second = (held[0::2], held[1::2]) if kind.endswith("x2") else (held, ~held)
+        if last is not None:
+            place, cast = last
+            given = cast(values[place]) if cast else values[place]
+            first, second = (_LOGIC[combined](part, given) for part in (first, second))
+        values[one], values[other] = first, second
+
+    return run
+
+
+@opcode("set")
+def set_(b: Binder, at: Instruction) -> Function:
+    """All bits, or 1.0, where a comparison holds, else 0."""
+    name, *combined = (x for x in at.parts[1:-2] if x != "ftz")
+    to, kind = at.parts[-2:]
+    compare = _comparison(at, name, kind)
+    yes = _bits_of_yes(to, kind)
+
+    def function(x: Array, y: Array, *more: Array) -> Array:
+        held = compare(x, y)
+        if more:
+            held = _LOGIC[combined[0]](held, np.repeat(more[0], len(held) // LANES))
+        found = np.where(held, yes, yes.dtype.type(0)).astype(yes.dtype)
+        return found.view(np.uint32) if kind.endswith("x2") else found
+
+    sources = [b.source(operand, _compared_as(name, kind), at) for operand in at.operands[1:3]]
+    sources += [b.source(operand, "pred", at) for operand in at.operands[3:]]
+    return bind(function, b.dest(at.operands[0], _unsigned(f"b{8 * BYTES[to]}"), at), *sources)
+
+
+_ONES = {"f16": 0x3C00, "bf16": 0x3F80, "f32": 0x3F800000}
+
+
+def _bits_of_yes(to: str, kind: str) -> np.unsignedinteger[Any]:
+    """As wide as the result, or as half of it where pairs are compared."""
+    size = BYTES[to] // (2 if kind.endswith("x2") else 1)
+    dtype = np.dtype(f"u{size}")
+    one = _ONES.get(to.removesuffix("x2"))
+    found: np.unsignedinteger[Any] = dtype.type((1 << 8 * size) - 1 if one is None else one)
+    return found
 
 
 @opcode("selp")
@@ -563,7 +704,7 @@ def prmt(b: Binder, at: Instruction) -> Function:
             result = result | picked << np.uint32(8 * i)
         return result
 
-    return _simple(b, at, kind, function)
+    return simple(b, at, kind, function)
 
 
 @opcode("lop3")
@@ -596,7 +737,7 @@ def shf(b: Binder, at: Instruction) -> Function:
         shifted = whole << by >> np.uint64(32) if left else whole >> by
         return shifted.astype(np.uint32)
 
-    return _simple(b, at, "b32", function)
+    return simple(b, at, "b32", function)
 
 
 _POLICIES = {f"L2::evict_{name}" for name in ("last", "normal", "first", "unchanged")}
@@ -659,9 +800,7 @@ def _pack(b: Binder, at: Instruction, value: Vector, to: Operand, kind: str) -> 
     sources = [b.source(x, part, at) for x in value.parts]
     dest = b.dest(to, whole, at)
     place, out = dest
-
-    def function(*parts: Array) -> Array:
-        return np.stack(parts, axis=-1).view(DTYPES[whole])[:, 0]
+    function = _packing(whole)
 
     def build(*parts: Array) -> Array:
         result = function(*(x.view(DTYPES[part]) for x in parts))
@@ -678,7 +817,25 @@ def _pack(b: Binder, at: Instruction, value: Vector, to: Operand, kind: str) -> 
                 raise
             values[place] = Derived(held, build, place)
 
+    if len({b.types[source] for source, _ in sources}) == 1 and out is None:
+        # Parts of one kind are packed as they are, so that several instructions can be at once.
+        FORMULAS[run] = Formula(function, place, tuple(source for source, _ in sources))
     return run
+
+
+@functools.cache
+def _packing(whole: str) -> Callable[..., Array]:
+    """Packs registers of one dtype."""
+
+    def packed(*parts: Array) -> Array:
+        shape = max((part.shape for part in parts), key=len)
+        found: Array = np.empty((*shape, len(parts)), parts[0].dtype)
+        for i, part in enumerate(parts):
+            found[..., i] = part
+        return found.view(DTYPES[whole])[..., 0]
+
+    rounding.ELEMENTWISE.add(packed)
+    return packed
 
 
 def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -> Function:
@@ -808,79 +965,19 @@ class Derived(Pending):
             self.settle(values, self.build(*self.parts))
 
 
-_TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
-
-
 @opcode("cvt")
 def cvt(b: Binder, at: Instruction) -> Function:
     *rest, to, source = at.parts[1:]
-    special = _CONVERSIONS.get((to, source))
-    if special is not None:
-        function, kinds, allowed = special
-        if tuple(rest) not in allowed:
+    narrowed = narrow.CONVERSIONS.get((to, source))
+    if narrowed is not None:
+        function = narrowed.function(tuple(rest))
+        if function is None:
             fail(at, f"modifiers {rest} are not modelled")
-        sources = [b.source(x, kinds[1], at) for x in at.operands[1:]]
-        return bind(function, b.dest(at.operands[0], kinds[0], at), *sources)
-    if to not in DTYPES or source not in DTYPES or "pred" in (to, source):
-        fail(at, "this conversion is not modelled")
+        kind, given = narrowed.registers
+        sources = [b.source(x, given, at) for x in at.operands[1:]]
+        return bind(function, b.dest(at.operands[0], kind, at), *sources)
+    known = numbers.conversion(to, source, tuple(rest))
+    if isinstance(known, str):
+        fail(at, known)
     dest, value = b.dest(at.operands[0], to, at), b.source(at.operands[1], source, at)
-    return bind(_number_conversion(at, to, source, rest), dest, value)
-
-
-def _number_conversion(at: Instruction, to: str, source: str, rest: list[str]) -> Cast:
-    dtype, round_by = DTYPES[to], next((_TO_INTEGER[x] for x in rest if x in _TO_INTEGER), None)
-    plain = {"f32", "f64"}
-    if any(x not in (*_TO_INTEGER, "rn") for x in rest) or (
-        {to, source} & {"f16", "bf16", "f16x2", "bf16x2"}
-    ):
-        fail(at, "this conversion is not modelled")
-    if source not in plain or to in plain:
-        return lambda x: x.astype(dtype)
-    if round_by is None:
-        fail(at, "expected how to round to an integer")
-    rounded, limits = round_by, np.iinfo(dtype)
-
-    def function(x: Array) -> Array:
-        values = rounded(x.astype(np.float64))
-        # 2^31 and the like are exact in float64, the largest 64-bit integers are not.
-        inside = (values > limits.min) & (values < float(limits.max))
-        cut = np.where(values > 0, limits.max, limits.min)
-        return np.where(
-            np.isnan(values), 0, np.where(inside, np.where(inside, values, 0).astype(dtype), cut)
-        ).astype(dtype)
-
-    return function
-
-
-def _pair(low: Array, high: Array) -> Array:
-    return low.astype(np.uint32) | high.astype(np.uint32) << np.uint32(16)
-
-
-def _f16x2_of_e4m3x2(pair: Array) -> Array:
-    return _pair(floats.E4M3_IN_F16[pair & 255], floats.E4M3_IN_F16[pair >> 8])
-
-
-def _e4m3x2_of_f32(high: Array, low: Array) -> Array:
-    return floats.e4m3_of(low).astype(np.uint16) | floats.e4m3_of(high).astype(np.uint16) << 8
-
-
-_RN = (("rn",),)
-_CONVERSIONS: dict[tuple[str, str], tuple[Callable[..., Array], tuple[str, str], Any]] = {
-    ("f16", "f32"): (floats.f16_of, ("b16", "f32"), _RN),
-    ("bf16", "f32"): (floats.bf16_of, ("b16", "f32"), _RN),
-    ("f32", "f16"): (lambda x: x.view(np.float16).astype(np.float32), ("f32", "b16"), ((),)),
-    ("f32", "bf16"): (floats.f32_of_bf16, ("f32", "b16"), ((),)),
-    ("bf16x2", "f32"): (
-        lambda high, low: _pair(floats.bf16_of(low), floats.bf16_of(high)),
-        ("b32", "f32"),
-        _RN,
-    ),
-    ("f16x2", "f32"): (
-        lambda high, low: _pair(floats.f16_of(low), floats.f16_of(high)),
-        ("b32", "f32"),
-        _RN,
-    ),
-    ("f16x2", "e4m3x2"): (_f16x2_of_e4m3x2, ("b32", "b16"), _RN),
-    ("e4m3x2", "f32"): (_e4m3x2_of_f32, ("b16", "f32"), (("rn", "satfinite"),)),
-}
-"""By result and source: the function, the registers' types and the modifiers it takes."""
+    return bind(known, dest, value)

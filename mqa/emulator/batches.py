@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from mqa.emulator import floats
+from mqa.emulator import floats, rounding
 from mqa.emulator.alu import FORMULAS, LANES, Formula, Function, Registers
 from mqa.emulator.floats import Array
 from mqa.emulator.reports import Finding
 
 _FEWEST = 4
 """Rows from which on a block takes less time than its instructions."""
-_ELEMENTWISE: set[Any] = {np.add, np.subtract, np.multiply, np.abs, np.negative}
-_ELEMENTWISE |= {floats.max_nan, floats.min_nan, floats.max_number, floats.min_number}
+_SUMS: dict[Any, int] = {floats.fma_f32: LANES, rounding.PAIR_FMA: 2 * LANES}
+"""Sums of products, and how many float32 values a row of operands has."""
 
 Blocks = list[Any]
 MicroStep = Callable[[Registers, Blocks], None]
@@ -113,9 +113,13 @@ def _nodes(run: Sequence[Instruction]) -> list[_Node]:
 
 def _formula(function: Function) -> Formula | None:
     found = FORMULAS.get(function)
-    if found is not None and (found.function in _ELEMENTWISE or found.function is floats.fma_f32):
+    if found is not None and (found.function in rounding.ELEMENTWISE or found.function in _SUMS):
         return found
     return None
+
+
+def _is_sum(node: _Node) -> bool:
+    return node.formula is not None and node.formula.function in _SUMS
 
 
 @dataclass(slots=True)
@@ -132,21 +136,20 @@ class _Compiler:
         groups: dict[Any, int] = defaultdict(int)
         for node in self.nodes:
             if node.formula is not None:
-                level = 0 if node.formula.function is floats.fma_f32 else node.level
+                level = 0 if _is_sum(node) else node.level
                 groups[level, node.formula.function] += 1
         return max(groups.values(), default=0) >= 2 * _FEWEST
 
     def compile(self) -> Batched:
         levels: dict[int, list[_Node]] = defaultdict(list)
-        products: dict[int, list[_Node]] = defaultdict(list)
+        products: dict[int, dict[Any, list[_Node]]] = defaultdict(lambda: defaultdict(list))
         for node in self.nodes:
             levels[node.level].append(node)
-            if node.formula is not None and node.formula.function is floats.fma_f32:
-                products[node.factors_level].append(node)
+            if node.formula is not None and _is_sum(node):
+                products[node.factors_level][node.formula.function].append(node)
         steps: list[MicroStep] = []
         for level in range(max(levels) + 1):
-            if products[level]:
-                steps.append(self._product(products[level]))
+            steps += [self._product(group) for group in products[level].values()]
             groups: dict[Any, list[_Node]] = defaultdict(list)
             for node in levels[level]:
                 groups[node.formula and node.formula.function].append(node)
@@ -159,7 +162,7 @@ class _Compiler:
         return self.blocks - 1
 
     def _group(self, function: Any, group: list[_Node]) -> Iterable[MicroStep]:
-        if function is floats.fma_f32:
+        if function in _SUMS:
             yield self._sum(self._aligned(group, 2))
         elif function is None or len(group) < _FEWEST:
             for node in group:
@@ -178,7 +181,7 @@ class _Compiler:
 
         def step(values: Registers, blocks: Blocks) -> None:
             out = function(*[read(values, blocks) for read in readers])
-            blocks[block] = out
+            blocks[block] = out = _rows(out, len(places))
             for place, row in zip(places, out, strict=True):
                 values[place] = row
 
@@ -191,10 +194,12 @@ class _Compiler:
         block = self._new_block()
         for row, node in enumerate(ordered):
             self.rows[_product_of(node)] = (block, row)
+        width = _width(nodes)
 
         def step(values: Registers, blocks: Blocks) -> None:
-            product = np.multiply(one(values, blocks), other(values, blocks), dtype=np.float64)
-            blocks[block] = product.reshape(-1, LANES)
+            factors = (read(values, blocks).view(np.float32) for read in (one, other))
+            product = np.multiply(*factors, dtype=np.float64)
+            blocks[block] = _rows(product.reshape(-1, width), len(ordered))
 
         return step
 
@@ -204,10 +209,13 @@ class _Compiler:
         total = self._new_block()
         self.totals.append(total)
         block, places = self._results(group)
+        dtype = np.dtype(np.float32 if _width(group) == LANES else np.uint64)
 
         def step(values: Registers, blocks: Blocks) -> None:
-            blocks[total] = exact = product(values, blocks) + addend(values, blocks)
-            blocks[block] = out = exact.astype(np.float32)
+            given = addend(values, blocks).view(np.float32)
+            blocks[total] = exact = product(values, blocks) + given
+            out = exact.astype(np.float32).view(dtype)
+            blocks[block] = out = _rows(out, len(places))
             for place, row in zip(places, out, strict=True):
                 values[place] = row
 
@@ -254,6 +262,20 @@ class _Compiler:
             return rows
 
         return gather
+
+
+def _width(nodes: list[_Node]) -> int:
+    """float32 values of a row of these sums, which are all of one kind."""
+    formula = nodes[0].formula
+    assert formula is not None
+    return _SUMS[formula.function]
+
+
+def _rows(out: Array, count: int) -> Array:
+    """As many rows as there are instructions: those that all have equal operands give one."""
+    if out.ndim == 2 and len(out) == count:
+        return out
+    return np.ascontiguousarray(np.broadcast_to(out, (count, out.shape[-1])))
 
 
 def _product_of(node: _Node) -> Version:

@@ -1,13 +1,23 @@
-"""What an H200 holds at a time: which CTAs of a grid run together."""
+"""What a GPU holds at a time: which CTAs of a grid run together."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mqa.emulator.program import Program
 
-SMS = 132
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU. What an SM holds is the same for all that are known here."""
+
+    name: str
+    sms: int
+
+
+H200, B200 = Device("H200", 132), Device("B200", 148)
 WARP_THREADS = 32
 CTAS_OF_SM = 32
 WARPS_OF_SM = 64
@@ -17,6 +27,11 @@ SHARED_OF_SM = 228 * 1024
 SHARED_RESERVED = 1024
 """What the system takes of each CTA's shared memory."""
 _REGISTER_STEP = 8
+
+
+def device_of(target: str) -> Device:
+    """The GPU that a module's target is run on."""
+    return B200 if target.startswith("sm_10") else H200
 
 
 def launch_registers(program: Program, threads: int) -> int:
@@ -55,7 +70,7 @@ def resident_ctas(program: Program, threads: int, shared: int) -> int:
     if known:
         taken = pool_of(launch_registers(program, threads), threads)
         limits.append(REGISTERS_OF_SM // taken)
-    return max(SMS * min(limits), 1)
+    return max(program.device.sms * min(limits), 1)
 
 
 def _warps(threads: int) -> int:

@@ -17,7 +17,16 @@ from mqa.cuda.tensor_map import ADDRESS_BYTES, DESCRIPTOR_BYTES, TensorMap
 from mqa.emulator.alu import Binder, fail
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
-from mqa.emulator.memory import PARAM_START, POISON, RANK_SHIFT, WINDOWS, Shared
+from mqa.emulator.memory import (
+    PARAM_START,
+    POISON,
+    RANK_SHIFT,
+    WINDOWS,
+    Global,
+    Shared,
+    rank_of,
+    ranked,
+)
 from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Address, Instruction
 from mqa.emulator.program import Effect, addresses, effect, number, values
@@ -184,16 +193,24 @@ def copy_in(
     warp.cta.machine.issue(Operation(name, act, bytes=size * len(targets), address=address))
 
 
-def targets_of(warp: Warp, target: int, barrier: int, multicast: int | None) -> Any:
-    """CTAs that get a copy, with the address in each and its barrier."""
+def targets_of(
+    warp: Warp, target: int, barrier: int, multicast: int | None, *, pairs: bool = False
+) -> Any:
+    """CTAs that get a copy, with the address in each and its barrier.
+
+    A copy to many is told at the barrier of each; with `pairs` at that of the even or of the odd
+    CTA of its pair, whichever the given barrier is one of.
+    """
     if multicast is None:
-        rank = target >> RANK_SHIFT
-        cta = warp.cta if rank == 0 else warp.cta.peer(rank - 1)
+        place = rank_of(target)
+        cta = warp.cta if place is None else warp.cta.peer(place)
         yield cta, target & _OFFSET, _known(barrier_at(warp, barrier))
         return
+    given = rank_of(barrier & (1 << 60) - 1)
+    parity = (warp.cta.rank if given is None else given) & 1
     for rank in range(len(warp.cta.cluster)):
         if multicast >> rank & 1:
-            moved = rank + 1 << RANK_SHIFT | barrier & _OFFSET
+            moved = ranked(rank & ~1 | parity if pairs else rank, barrier)
             yield warp.cta.peer(rank), target & _OFFSET, _known(barrier_at(warp, moved))
 
 
@@ -208,8 +225,12 @@ _TENSOR_LOAD = {"tile", "mbarrier::complete_tx::bytes", "multicast::cluster", "L
 
 @effect("cp.async.bulk.tensor")
 def tensor_copy(b: Binder, at: Instruction) -> Effect:
-    rank, form = at.parts[4], ".".join(at.parts[5:7])
-    rest = set(at.parts[7:])
+    # A pair of CTAs may have one barrier for what either of them gets.
+    group = next((part for part in at.parts if part.startswith("cta_group")), "")
+    rank, *words = (part for part in at.parts[4:] if part != group)
+    form, rest = ".".join(words[:2]), set(words[2:])
+    if group not in ("", "cta_group::1", "cta_group::2"):
+        fail(at, f"modifier .{group} is not modelled")
     if rank not in ("1d", "2d", "3d", "4d", "5d"):
         fail(at, f"expected 1d to 5d, got {rank}")
     if form == "global.shared::cta" and rest <= {"tile", "bulk_group", "L2::cache_hint"}:
@@ -229,7 +250,11 @@ def tensor_copy(b: Binder, at: Instruction) -> Effect:
             targets = [
                 (cta.shared, tile.places(place, cta.shared), found)
                 for cta, place, found in targets_of(
-                    warp, int(target(warp)[lane]), int(barrier(warp)[lane]), chosen
+                    warp,
+                    int(target(warp)[lane]),
+                    int(barrier(warp)[lane]),
+                    chosen,
+                    pairs=group == "cta_group::2",
                 )
             ]
             copy_in(warp, str(tile), tile.load, targets, tile.bytes)
@@ -252,6 +277,17 @@ def _tensor_operand(b: Binder, operand: Any, at: Instruction, rank: int) -> tupl
         fail(at, f"expected a tensor map and {rank} coordinates")
     corner = [values(b, part, "s32", at) for part in operand.coordinates]
     return addresses(b, Address(operand.base, operand.offset), at, "u64"), corner
+
+
+def own_place(warp: Warp, address: int) -> int:
+    """A shared address without a rank. Raises a finding if it is that of another CTA."""
+    rank = rank_of(address)
+    if rank is not None and rank != warp.cta.rank:
+        raise Finding(
+            Kind.OUT_OF_BOUNDS,
+            f"shared address {address:#x} of CTA {rank} of the cluster, expected one of its own",
+        )
+    return address & _OFFSET
 
 
 def _tensor_store(b: Binder, at: Instruction, rank: int) -> Effect:
@@ -277,7 +313,7 @@ def tensor_out(
                 raise Finding(Kind.OUT_OF_BOUNDS, f"{tile} is stored, expected coordinates >= 0")
             if map.padded:
                 raise Finding(Kind.DESCRIPTOR, f"{tile} is stored, and its type is padded")
-            chunks = tile.places(int(source(warp)[lane]), warp.cta.shared)
+            chunks = tile.places(own_place(warp, int(source(warp)[lane])), warp.cta.shared)
             _copy_out(warp, lane, str(tile), chunks, _into_tile(tile, change_for(tile)))
 
     return run
@@ -317,7 +353,7 @@ def check_bulk(place: int, other: int, size: int) -> None:
 @effect("cp.async.bulk")
 def bulk_copy(b: Binder, at: Instruction) -> Effect:
     form, rest = ".".join(at.parts[3:5]), set(at.parts[5:])
-    if form == "global.shared::cta" and rest <= {"bulk_group", "L2::cache_hint"}:
+    if form == "global.shared::cta" and rest <= {"bulk_group", "L2::cache_hint", "cp_mask"}:
         return _bulk_store(b, at)
     if form not in (*_LOAD, "shared::cluster.shared::cta") or not rest <= _TENSOR_LOAD - {"tile"}:
         fail(at, "this form is not modelled")
@@ -355,7 +391,7 @@ def shared_reader(
     warp: Warp, origin: int, size: int, name: str, barrier: MBarrier
 ) -> Callable[[], Array]:
     """What reads bytes of a CTA's own shared memory once, when the operation completes."""
-    shared = warp.cta.shared
+    shared, origin = warp.cta.shared, own_place(warp, origin)
     words = shared.words(origin, size)
     shared.acquire(words, name, writes=False)
     shared.order(words, warp.view, barrier.party, barrier.phase + 1, name)
@@ -375,19 +411,41 @@ def bulk_out(b: Binder, at: Instruction, change: Change | None) -> Effect:
     """Bytes from shared memory to global: a store, or a reduction by `change`."""
     target, source = (addresses(b, operand, at, "u64") for operand in at.operands[:2])
     sizes = values(b, at.operands[2], "u32", at)
+    bytes_of = None
+    if "cp_mask" in at.parts:
+        bytes_of = values(b, at.operands[3 + ("L2::cache_hint" in at.parts)], "u16", at)
 
     def run(warp: Warp, mask: int) -> None:
         for lane in np.flatnonzero(lanes(mask)).tolist():
-            place, origin = int(target(warp)[lane]), int(source(warp)[lane])
+            place, origin = int(target(warp)[lane]), own_place(warp, int(source(warp)[lane]))
             size = int(sizes(warp)[lane])
             check_bulk(place, origin, size)
             name = f"bulk {'reduction' if change else 'store'} of {size} bytes"
-            into = warp.cta.machine.memory.range(place, size, name)
+            memory = warp.cta.machine.memory
+            if bytes_of is None:
+                write = _into(memory.range(place, size, name), change)
+            else:
+                write = _into_masked(memory, place, size, int(bytes_of(warp)[lane]))
             warp.cta.shared.words(origin, size)
             chunks = np.arange(origin, origin + size, 16) - warp.cta.shared.start
-            _copy_out(warp, lane, name, chunks, _into(into, change))
+            _copy_out(warp, lane, name, chunks, write)
 
     return run
+
+
+def _into_masked(memory: Global, place: int, size: int, mask: int) -> Callable[[Array], None]:
+    """Writes of each 16 bytes those that have a bit in the mask; others may be no one's."""
+    keeps = np.resize([bool(mask >> i & 1) for i in range(16)], size)
+    kept = np.flatnonzero(keeps)
+    if not len(kept):
+        return lambda data: None
+    part = slice(int(kept[0]), int(kept[-1]) + 1)
+    target = memory.range(place + part.start, part.stop - part.start, "masked bulk store")
+
+    def write(data: Array) -> None:
+        target[keeps[part]] = data.reshape(-1)[keeps]
+
+    return write
 
 
 def _into(target: Array, change: Change | None) -> Callable[[Array], None]:
@@ -463,7 +521,8 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
 
     def run(warp: Warp, mask: int) -> None:
         which = lanes(mask)
-        places, origins = target(warp)[which], source(warp)[which]
+        places = np.array([own_place(warp, x) for x in target(warp)[which].tolist()])
+        origins = source(warp)[which]
         counts = amount(warp)[which] if amount else np.full(len(places), size)
         shared = warp.cta.shared
         shared.check(places, size, "cp.async")

@@ -266,7 +266,8 @@ def _execute(machine: Machine, how: How) -> Summary:
             machine.recorder.finish(finding)
     counts = dict(sorted(machine.instructions.items()))
     kinds = opcodes(program, machine.executed)
-    return Summary(scheduler.steps, counts, kinds, how.kernel, how.roles)
+    printed = "".join(machine.printed)
+    return Summary(scheduler.steps, counts, kinds, how.kernel, how.roles, printed)
 
 
 def _names(program: Program, parts: Sequence[SharedPart]) -> list[tuple[int, str]]:

@@ -41,7 +41,7 @@ _LEAST_F32 = 2.0**-126
 def rounds_once(totals: list[Array]) -> bool:
     """Whether float64 sums of exact products may be rounded to float32 as they are: none lies
     halfway between two float32 values, and none is subnormal there."""
-    total = np.concatenate(totals) if len(totals) > 1 else totals[0]
+    total = np.concatenate([x.ravel() for x in totals]) if len(totals) > 1 else totals[0]
     if np.count_nonzero((total.view(np.uint64) << _BELOW_F32) == _TIE):
         return False
     small = int(np.count_nonzero(np.abs(total) < _LEAST_F32))
@@ -110,8 +110,9 @@ def min_number(a: Array, b: Array) -> Array:
 
 
 def _other(a: Array, b: Array, picked: Array) -> Array:
-    """Where one is NaN, the other with its own sign."""
-    return np.where(np.isnan(a), b, np.where(np.isnan(b), a, picked))
+    """Where one is NaN, the other with its own sign; `picked` where both or none are."""
+    one, other = np.isnan(a), np.isnan(b)
+    return np.where(one & ~other, b, np.where(other & ~one, a, picked))
 
 
 def _canonical(values: Array) -> Array:

@@ -6,20 +6,33 @@ is never executed as something else.
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from mqa.emulator.alu import fail, storage
-from mqa.emulator.parser import BYTES, Instruction, Negated, Operand, Register, Symbol
+from mqa.emulator.parser import BYTES, Instruction, Negated, Operand, Pair, Register, Symbol
 
 _SIGNED = {"s16", "s32", "s64"}
 _WHOLE = _SIGNED | {"u16", "u32", "u64"}
 _HALVES = {"f16", "bf16", "f16x2", "bf16x2"}
 _FLOATS = {"f32", "f64"}
 _BITS = {"b16", "b32", "b64"}
+_SHORTS = {"u16x2", "s16x2"}
 _TYPES: dict[str, set[str]] = {
-    **dict.fromkeys(("add", "sub", "mul", "max", "min"), _WHOLE | _FLOATS | _HALVES),
+    "add": _WHOLE | _FLOATS | _HALVES | _SHORTS | {"f32x2"},
+    **dict.fromkeys(("sub", "mul"), _WHOLE | _FLOATS | _HALVES | {"f32x2"}),
+    **dict.fromkeys(("max", "min"), _WHOLE | _FLOATS | _HALVES | _SHORTS),
     **dict.fromkeys(("mad", "rem"), _WHOLE),
-    **dict.fromkeys(("fma",), _FLOATS | _HALVES),
+    "fma": _FLOATS | _HALVES | {"f32x2"},
+    **dict.fromkeys(("rcp", "sqrt", "rsqrt", "copysign", "testp"), _FLOATS),
+    "lg2": {"f32"},
+    "sin": {"f32"},
+    "cos": {"f32"},
+    "ex2": {"f32"} | _HALVES,
+    "tanh": {"f32"} | _HALVES,
+    "sad": _WHOLE,
     **dict.fromkeys(("div",), _WHOLE | _FLOATS),
     **dict.fromkeys(("abs", "neg"), _SIGNED | _FLOATS | _HALVES),
     **dict.fromkeys(("and", "or", "xor", "not"), _BITS | {"pred"}),
@@ -36,7 +49,10 @@ _TYPES: dict[str, set[str]] = {
 _SHAPES = {
     **dict.fromkeys(("add", "sub", "mul", "max", "min", "div", "rem", "and", "or", "xor"), "ttt"),
     **dict.fromkeys(("abs", "neg", "not", "brev", "cvta", "mov"), "tt"),
-    **dict.fromkeys(("mad", "fma", "prmt"), "tttt"),
+    **dict.fromkeys(("mad", "fma", "prmt", "sad"), "tttt"),
+    **dict.fromkeys(("rcp", "sqrt", "rsqrt", "lg2", "sin", "cos", "ex2", "tanh"), "tt"),
+    "copysign": "ttt",
+    "testp": "pt",
     **dict.fromkeys(("shl", "shr"), "ttu"),
     **dict.fromkeys(("popc", "clz", "bfind"), "ut"),
     "setp": "ptt",
@@ -46,9 +62,12 @@ _SHAPES = {
     "lop3": "ttttu",
     "shf": "tttu",
 }
-"""Operands: t of the instruction's type, w twice as wide, u of 32 bits, p a predicate."""
+"""Operands: t of the instruction's type, w twice as wide, u of 32 bits, h of 16, p a predicate."""
+_ROUNDINGS = {"rn", "rz", "rm", "rp"}
 _INEXACT = {"f32": ("approx", "full"), "f64": ()}
 """Divisions that the ISA lets differ from the nearest value."""
+_MIXED = {"add": "tht", "sub": "tht", "fma": "thht"}
+"""Sums of float32 with terms or factors of another type, which stands last."""
 _WIDE = {"mul": "wtt", "mad": "wttw"}
 _ORDERED = {"lt", "le", "gt", "ge"}
 _WITH_NAN = {"equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"}
@@ -61,17 +80,26 @@ _BARRIERS = ("bar", "barrier", "bar.cta", "barrier.cta")
 _RULES: dict[str, tuple[Iterable[int], set[str] | None]] = {
     "ld": ((2, 3), None),
     "st": ((2, 3), None),
-    "atom": ((3, 4), None),
-    "red": ((2,), None),
+    "atom": ((3, 4, 5), None),
+    "red": ((2, 3), None),
+    "st.async": ((3,), None),
+    "st.bulk": ((3,), None),
+    "red.async": ((3,), None),
     "prefetch": ((1,), {"global", "local", "L1", "L2", "tensormap", "param", "const"}),
     "prefetchu": ((1,), {"L1"}),
     "discard": ((2,), {"global", "L2"}),
     "applypriority": ((2,), {"global", "L2::evict_normal"}),
     "mapa": ((3,), {"shared::cluster", "u32", "u64"}),
     "getctarank": ((2,), {"shared::cluster", "u32", "u64"}),
+    "dp4a": ((4,), None),
+    "dp2a": ((4,), None),
+    "vabsdiff4": ((4,), None),
+    "fns": ((4,), {"b32"}),
+    "isspacep": ((2,), {"global", "local", "const", "param", "shared", *_SPACES}),
     "match.any.sync": ((3,), {"b32", "b64"}),
     "match.all.sync": ((3,), {"b32", "b64"}),
     "trap": ((0,), set()),
+    "brkpt": ((0,), set()),
     "call": (_ANY, {"uni"}),
     "mbarrier.init": ((2,), _MBARRIER - {"acquire", "release", "relaxed"}),
     "mbarrier.inval": ((1,), _MBARRIER - {"acquire", "release", "relaxed"}),
@@ -145,6 +173,7 @@ _RULES: dict[str, tuple[Iterable[int], set[str] | None]] = {
     "cp.reduce.async.bulk": ((3, 4), None),
     "cp.reduce.async.bulk.tensor": ((2, 3), None),
     "bra": ((1,), {"uni"}),
+    "brx": ((2,), {"idx", "uni"}),
     "ret": ((0,), {"uni"}),
     "exit": ((0,), set()),
 }
@@ -163,11 +192,77 @@ def check(at: Instruction, key: str) -> None:
                 fail(at, f"modifier .{modifier} is not modelled")
     elif key == "cvt":
         _check_conversion(at)
+    elif key == "set":
+        _check_set(at)
     elif key == "createpolicy":
         if len(at.operands) not in (1, 2) or at.parts[-1] != "b64" or len(at.parts) < 4:
             fail(at, "expected a form, .b64, a result and perhaps a fraction")
     else:
         _check_arithmetic(at, key)
+
+
+class Need(NamedTuple):
+    """What a target has to be for forms of an opcode."""
+
+    form: str
+    """Regular expression of what stands behind the opcode's first word."""
+    target: str
+    operands: int | None = None
+    """Where their number tells the form."""
+
+
+LATER, FAMILY = "sm_100 or later", "sm_100a, sm_100f or later"
+NEEDS: dict[str, tuple[Need, ...]] = {
+    "wgmma": (Need("", "sm_90a"),),
+    "setmaxnreg": (Need("", f"sm_90a, {FAMILY}"),),
+    "tcgen05": (Need("", FAMILY),),
+    "add": (Need(r".*f32x2", LATER), Need(r".*f32\.b?f16", LATER)),
+    "sub": (Need(r".*f32x2", LATER), Need(r".*f32\.b?f16", LATER)),
+    "mul": (Need(r".*f32x2", LATER),),
+    "fma": (Need(r".*f32x2", LATER), Need(r".*f32\.b?f16", LATER)),
+    "max": (Need(r".*f32", LATER, 4),),
+    "min": (Need(r".*f32", LATER, 4),),
+    "cvt": (
+        Need(r".*(e2m1|e2m3|e3m2|ue8m0)x2", FAMILY),
+        Need(r".*r[nz]\..*satfinite\.tf32", LATER),
+    ),
+    "redux": (Need(r".*f32", FAMILY),),
+    "ld": (Need(r".*(v8\.|v4\.[busf]64)", LATER), Need(r".*L2::evict_", LATER)),
+    "st": (
+        Need(r".*(v8\.|v4\.[busf]64)", LATER),
+        Need(r".*L2::evict_", LATER),
+        Need(r"\.bulk", LATER),
+    ),
+    "cp": (Need(r".*cp_mask", LATER), Need(r".*cta_group::", FAMILY)),
+}
+"""By the first word of the opcode; others are those of every target from sm_90 on."""
+_TARGET = re.compile(r"sm_(\d+)([af]?)")
+
+
+@functools.cache
+def families(target: str) -> frozenset[str]:
+    """What a module's target has of the targets that `NEEDS` names; none if it is not modelled.
+
+    Modules of targets before sm_90 run on a GPU of sm_90.
+    """
+    found = _TARGET.fullmatch(target)
+    number = int(found[1]) if found else 0
+    narrow = bool(found and found[2])
+    if number in (100, 103):
+        return frozenset({LATER, FAMILY, f"sm_90a, {FAMILY}"} if narrow else {LATER})
+    if 50 <= number <= 90 and not (narrow and number < 90):
+        return frozenset({"sm_90", *({"sm_90a", f"sm_90a, {FAMILY}"} if narrow else ())})
+    return frozenset()
+
+
+def check_target(at: Instruction, target: str) -> None:
+    """Raise PtxError if the instruction is none of the module's target."""
+    for need in NEEDS.get(at.parts[0], ()):
+        if need.operands not in (None, len(at.operands)):
+            continue
+        rest = at.opcode[len(at.parts[0]) :]
+        if need.target not in families(target) and re.match(need.form, rest):
+            fail(at, f"needs {need.target}, .target is {target}")
 
 
 def _listed(counts: Iterable[int]) -> str:
@@ -180,30 +275,65 @@ def _check_arithmetic(at: Instruction, key: str) -> None:
     kind = rest.pop() if rest else ""
     if kind not in _TYPES[key]:
         fail(at, f"type .{kind} is not modelled" if kind else "expected a type")
+    if key in _MIXED and rest[-1:] == ["f32"] and kind in ("f16", "bf16"):
+        kind, shape = str(rest.pop()), _MIXED[key]
+    else:
+        shape = _WIDE[key] if "wide" in rest else _SHAPES[key]
     _check_mode(at, key, rest, kind)
-    shape = _WIDE[key] if "wide" in rest else _SHAPES[key]
     if key == "setp" and {"and", "or", "xor"} & set(rest):
         shape += "p"
+    if key in ("max", "min") and kind == "f32" and len(at.operands) == 4:
+        shape += "t"
     if len(at.operands) != len(shape):
         fail(at, f"{len(at.operands)} operands, expected {len(shape)}")
     size = BYTES[kind]
-    sizes = {"t": size, "w": 2 * size, "u": 4, "p": 0}
+    sizes = {"t": size, "w": 2 * size, "u": 4, "h": 2, "p": 0}
     for operand, letter in zip(at.operands, shape, strict=True):
         wanted = 0 if letter == "t" and kind == "pred" else sizes[letter]
-        _check_size(at, operand, wanted)
+        for part in (operand.first, operand.second) if isinstance(operand, Pair) else (operand,):
+            _check_size(at, part, wanted)
+
+
+def _check_set(at: Instruction) -> None:
+    """A comparison's result as a value: of 32 bits, or as wide as the halves compared."""
+    if len(at.parts) < 4:
+        fail(at, "expected a comparison and two types")
+    to, kind = at.parts[-2:]
+    halves = {"u32", "s32", "f32", kind} if kind in _HALVES else {"u32", "s32", "f32"}
+    if kind in ("f16", "bf16"):
+        halves |= {"u16", "s16"}
+    if to not in halves or kind not in _TYPES["setp"]:
+        fail(at, f"types .{to}.{kind} are not modelled")
+    if kind.endswith("x2") and to == "f32":
+        fail(at, f"types .{to}.{kind} are not modelled")
+    rest = list(at.parts[1:-2])
+    _check_mode(at, "setp", rest, kind)
+    joins = [x for x in rest[1:] if x != "ftz"]
+    if len(joins) > 1 or not {"and", "or", "xor"}.issuperset(joins):
+        fail(at, f"modifiers {joins} are not modelled")
+    if len(at.operands) != 3 + len(joins):
+        fail(at, f"{len(at.operands)} operands, expected {3 + len(joins)}")
+    sizes = (BYTES[to], BYTES[kind], BYTES[kind], 0)
+    for operand, size in zip(at.operands, sizes, strict=False):
+        _check_size(at, operand, size)
 
 
 def _check_mode(at: Instruction, key: str, rest: list[str], kind: str) -> None:
     whole = kind in _WHOLE
     if key in ("mul", "mad") and whole != bool({"lo", "hi", "wide"} & set(rest)):
         fail(at, f"expected {'one' if whole else 'none'} of .lo, .hi and .wide")
-    if key == "fma" and "rn" not in rest:
+    if key == "fma" and not _ROUNDINGS & set(rest):
         fail(at, "expected how to round")
-    if key == "div" and kind in _FLOATS and not {"rn", *_INEXACT[kind]} & set(rest):
+    if key == "div" and kind in _FLOATS and not {*_ROUNDINGS, *_INEXACT[kind]} & set(rest):
         fail(at, "expected how to round")
-    if key == "div" and kind in _FLOATS and len(rest) != 1:
-        fail(at, "expected one way to round")
-    if key in ("add", "sub", "div") and whole and rest:
+    if key in ("rcp", "sqrt") and not {*_ROUNDINGS, "approx"} & set(rest):
+        fail(at, "expected how to round")
+    if key in ("rsqrt", "lg2", "sin", "cos") and "approx" not in rest:
+        fail(at, "expected .approx")
+    relu = rest == ["relu"] and kind in ("s32", "s16x2")
+    if key in ("max", "min") and kind in _WHOLE | _SHORTS and rest and not relu:
+        fail(at, f"modifier .{rest[0]} is not modelled")
+    if key in ("add", "sub", "div") and (whole or kind in _SHORTS) and rest:
         fail(at, f"modifier .{rest[0]} is not modelled")
     if key == "setp":
         name = rest[0] if rest else "(none)"
@@ -236,7 +366,8 @@ def _check_conversion(at: Instruction) -> None:
     if len(at.parts) < 3:
         fail(at, "expected two types")
     *_, to, source = at.parts
-    pairs = {"e4m3x2": 2, "f16x2": 4, "bf16x2": 4}
+    pairs = {f"{name}x2": 2 for name in ("e4m3", "e5m2", "e2m3", "e3m2", "ue8m0")}
+    pairs |= {"e2m1x2": 1, "f16x2": 4, "bf16x2": 4}
     count = 3 if to.endswith("x2") and source == "f32" else 2
     if len(at.operands) != count:
         fail(at, f"{len(at.operands)} operands, expected {count}")

@@ -14,14 +14,20 @@ import numpy as np
 from mqa.emulator import floats
 from mqa.emulator.floats import Array
 
+_LEAST_F16 = 2.0**-14
 HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 
 
-def wide(bits: Array, kind: str) -> Array:
-    """Values of 16-bit floats as float64."""
+def wide(bits: Array, kind: str, *, flushes: bool = False) -> Array:
+    """Values of 16-bit floats as float64, of 32-bit registers those of both halves."""
+    if bits.itemsize == 4:
+        bits = np.ascontiguousarray(bits).view(np.uint16)
     if kind.startswith("bf16"):
         return floats.f32_of_bf16(bits).astype(np.float64)
-    return bits.view(np.float16).astype(np.float64)
+    values = bits.view(np.float16).astype(np.float64)
+    if flushes:
+        values = np.where(np.abs(values) < _LEAST_F16, np.copysign(0.0, values), values)
+    return values
 
 
 def narrow(values: Array, kind: str) -> Array:
@@ -51,7 +57,24 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "fma": _fma,
+    "ex2": np.exp2,
+    "tanh": np.tanh,
 }
+
+
+def _forms(name: str, kind: str) -> tuple[set[str], set[str]]:
+    """Modifiers that an opcode must have, and others that it may have."""
+    single = kind.removesuffix("x2") == "f16"
+    if name in ("max", "min"):
+        return set(), {"NaN", "xorsign", "abs"} | ({"ftz"} if single else set())
+    if name in ("abs", "neg"):
+        return set(), {"ftz"} if single else set()
+    if name == "ex2":
+        return ({"approx"}, set()) if single else ({"approx", "ftz"}, set())
+    if name == "tanh":
+        return {"approx"}, set()
+    more = {"ftz", "sat"} if single else set()
+    return ({"rn"}, more | {"relu"}) if name == "fma" else (set(), more | {"rn"})
 
 
 def function(name: str, modifiers: tuple[str, ...], kind: str) -> Callable[..., Array] | None:
@@ -59,20 +82,50 @@ def function(name: str, modifiers: tuple[str, ...], kind: str) -> Callable[..., 
 
     `abs` and `neg` change the sign bit, of a NaN as well.
     """
-    allowed = {"NaN"} if name in ("max", "min") else {"rn"} if name in _ARITHMETIC else set()
-    if kind not in HALVES or not allowed.issuperset(modifiers):
+    flags = set(modifiers)
+    if kind not in HALVES or len(flags) != len(modifiers):
         return None
-    if name == "neg":
-        one: Callable[..., Array] = lambda bits: bits ^ _SIGN  # noqa: E731
-    elif name == "abs":
-        one = lambda bits: bits & ~_SIGN  # noqa: E731
-    else:
-        values = _ARITHMETIC.get(name) or _extreme(name, nan="NaN" in modifiers)
-
-        def one(*operands: Array) -> Array:
-            return narrow(values(*(wide(bits, kind) for bits in operands)), kind)
-
+    required, optional = _forms(name, kind)
+    if not required <= flags <= required | optional or {"relu", "sat"} <= flags:
+        return None
+    one = _of_signs(name, flags) if name in ("abs", "neg") else _of_values(name, flags, kind)
+    if one is None:
+        return None
     return _pairwise(one) if kind.endswith("x2") else one
+
+
+def _of_signs(name: str, flags: set[str]) -> Callable[..., Array]:
+    def one(bits: Array) -> Array:
+        if "ftz" in flags:
+            bits = np.where(bits & 0x7FFF < 0x400, bits & _SIGN, bits).astype(np.uint16)
+        return bits ^ _SIGN if name == "neg" else bits & ~_SIGN
+
+    return one
+
+
+def _of_values(name: str, flags: set[str], kind: str) -> Callable[..., Array] | None:
+    single = kind.removesuffix("x2")
+    values = _ARITHMETIC.get(name) or _extreme(name, nan="NaN" in flags)
+    signs, flushes = flags & {"xorsign", "abs"}, "ftz" in flags and single == "f16"
+    if signs not in (set(), {"xorsign", "abs"}):
+        return None
+
+    def one(*operands: Array) -> Array:
+        given = [wide(bits, single, flushes=flushes) for bits in operands]
+        result = values(*(np.abs(x) for x in given) if signs else given)
+        if signs:
+            opposite = np.logical_xor.reduce([np.signbit(x) for x in given])
+            result = np.where(opposite & ~np.isnan(result), -result, result)
+        if "relu" in flags:
+            result = np.where(result <= 0, 0.0, result)
+        if "sat" in flags:
+            result = np.where(result > 0, np.minimum(result, 1.0), 0.0)
+        bits = narrow(result, single)
+        if flushes:
+            bits = np.where(bits & 0x7FFF < 0x400, bits & _SIGN, bits).astype(np.uint16)
+        return bits
+
+    return one
 
 
 def _pairwise(one: Callable[..., Array]) -> Callable[..., Array]:

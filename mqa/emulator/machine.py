@@ -11,10 +11,10 @@ import numpy as np
 
 from mqa.emulator.alu import LANES
 from mqa.emulator.floats import Array
-from mqa.emulator.memory import Buffer, Checks, Global, Shared
+from mqa.emulator.memory import Buffer, Checks, Global, Shared, ranked
 from mqa.emulator.order import Order, Seen
 from mqa.emulator.reports import Finding, Kind
-from mqa.emulator.device import SMS, launch_registers, pool_of
+from mqa.emulator.device import launch_registers, pool_of
 from mqa.emulator.sync import GROUP_WARPS, MBarrier, NamedBarrier
 from mqa.emulator.warp import Wait, Warp
 
@@ -158,11 +158,20 @@ class Cta:
         """Special registers, and the registers that a launch gives each thread."""
         warp.max_registers = self.pool // (len(self.warps) * LANES)
         known = self._special(warp)
-        for name, place in self.machine.program.binder.special.items():
-            if name not in known:
+        binder = self.machine.program.binder
+        for name, place in binder.special.items():
+            if name.startswith("&"):
+                value = self._address(binder.symbols[name[1:]])
+            elif name in known:
+                value = known[name]
+            else:
                 raise Finding(Kind.LAUNCH, f"special register {name} is not modelled")
-            value = known[name]
-            warp.registers[place] = np.broadcast_to(np.uint32(value), LANES).copy()
+            warp.registers[place] = np.full(LANES, value, binder.types[place])
+
+    def _address(self, symbol: int) -> int:
+        """Of a shared variable, as its address is taken: with the rank in a cluster."""
+        alone = self.machine.ctas_of_cluster == 1
+        return symbol if alone else int(ranked(self.rank, symbol))
 
     def _special(self, warp: Warp) -> dict[str, Any]:
         lane = np.arange(LANES, dtype=np.uint32)
@@ -180,8 +189,8 @@ class Cta:
             "%cluster_ctarank": self.rank,
             "%cluster_nctarank": machine.ctas_of_cluster,
             "%is_explicit_cluster": int(machine.ctas_of_cluster > 1),
-            "%smid": self.index % SMS,
-            "%nsmid": SMS,
+            "%smid": self.index % machine.program.device.sms,
+            "%nsmid": machine.program.device.sms,
             "%gridid": 1,
             "%dynamic_smem_size": machine.dynamic_shared,
             "%total_smem_size": static + machine.dynamic_shared,
@@ -327,6 +336,8 @@ class Machine:
         """Counts how often waits with a time limit gave up."""
         self.clock = 0
         """What threads read of it last."""
+        self.printed: list[str] = []
+        """Texts of printf, in the order of their calls."""
         self.eager = True
         self.tensor_pipe = tensor_pipe
         self.cta_group = 0

@@ -28,6 +28,9 @@ SHARED_START = 1024
 """First address of a CTA's shared memory: with 0 a forgotten base would pass."""
 RANK_SHIFT = 24
 """A CTA's rank in its cluster stands in these bits of a shared address and above."""
+_FIRST_RANK = 2
+"""What stands there for rank 0, so that a rank's parity is bit 24, as on hardware; 0 is one's own
+CTA, of whatever rank."""
 PARAM_START = 256
 CONST_START = 1 << 20
 WINDOWS = {
@@ -40,6 +43,17 @@ WINDOWS = {
 """Where the address spaces begin in generic addresses; hosts give none that large."""
 POISON = 0xFF
 """NaN in every float format."""
+
+
+def rank_of(address: int) -> int | None:
+    """Rank in its cluster of the CTA that a shared address names; None for one's own."""
+    code = address >> RANK_SHIFT
+    return code - _FIRST_RANK if code else None
+
+
+def ranked(rank: Any, address: Any) -> Any:
+    """The shared address of the same place in the CTA of that rank, for numbers and arrays."""
+    return rank + _FIRST_RANK << RANK_SHIFT | address & (1 << RANK_SHIFT) - 1
 
 
 class Buffer:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mqa.emulator import taint
+from mqa.emulator import halves, taint
 from mqa.emulator.alu import DTYPES, LANES, Binder, fail
 from mqa.emulator.floats import Array
-from mqa.emulator.memory import RANK_SHIFT, WINDOWS, Buffer, Shared
+from mqa.emulator.memory import RANK_SHIFT, WINDOWS, Buffer, Shared, rank_of, ranked
 from mqa.emulator.parser import BYTES, Address, Instruction, Operand, Register, Symbol, Vector
-from mqa.emulator.program import Effect, addresses, effect, values
+from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
 from mqa.emulator.sync import cluster_address
 from mqa.emulator.taint import Taint
@@ -24,26 +24,51 @@ if TYPE_CHECKING:
 
 _HINTS = {"nc", "relaxed", "acquire", "release", "weak", "volatile", "gpu", "cta", "cluster", "sys"}
 _HINTS |= {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::no_allocate", "L1::evict_last"}
-_HINTS |= {"L2::cache_hint", "L2::64B", "L2::128B", "L2::256B", "global", "v2", "v4"}
+_HINTS |= {f"L1::evict_{which}" for which in ("first", "normal", "unchanged")}
+_HINTS |= {f"L2::evict_{which}" for which in ("first", "normal", "last")}
+_HINTS |= {"L2::cache_hint", "L2::64B", "L2::128B", "L2::256B", "global"}
+_VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+_MOST_BYTES = 16
+"""Of an access but to global memory, where 32 bytes are one."""
 _STRONG = {"relaxed", "acquire", "release", "volatile"}
 _ORDERS = {"", "relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "cluster", "sys"}
 _ORDERS |= {"global", "shared", "shared::cta", "shared::cluster"}
 _SPACES = ("global", "shared", "local", "param", "const", "shared::cta", "shared::cluster")
 
 
-def _form(at: Instruction) -> tuple[str, str, int]:
-    """State space ("" if generic), type and vector length."""
+def _named(at: Instruction) -> str:
+    """The variable that an instruction's address names, if it does."""
+    found = next((x.base for x in at.operands if isinstance(x, Address)), None)
+    return found.name if isinstance(found, Symbol) else ""
+
+
+def _form(b: Binder, at: Instruction) -> tuple[str, str, int]:
+    """State space ("" if generic), type and vector length. Parameters of calls are local."""
     *rest, kind = at.parts[1:]
     space = next((part for part in rest if part in _SPACES), "")
     expected = 2 + ("L2::cache_hint" in rest)
     if len(at.operands) != expected:
         fail(at, f"{len(at.operands)} operands, expected {expected}")
     for part in rest:
-        if part not in _HINTS and part not in _SPACES:
+        if part not in _HINTS and part not in _SPACES and part not in _VECTORS:
             fail(at, f"modifier .{part} is not modelled")
     if kind not in BYTES:
         fail(at, f"type .{kind} is not modelled")
-    return space, kind, 2 if "v2" in rest else 4 if "v4" in rest else 1
+    if space == "param" and b.spaces.get(_named(at)) == "local":
+        space = "local"
+    count = _length(at)
+    most = 2 * _MOST_BYTES if space == "global" and BYTES[kind] >= 4 else _MOST_BYTES
+    if count * BYTES[kind] > most or (count == 8 and BYTES[kind] != 4):
+        fail(at, f"{count} elements of .{kind}, expected at most {most} bytes and .v8 of 32 bits")
+    return space, kind, count
+
+
+def _length(at: Instruction) -> int:
+    """Elements of a vector."""
+    lengths = [_VECTORS[part] for part in at.parts if part in _VECTORS]
+    if len(lengths) > 1:
+        fail(at, "expected one length of a vector")
+    return lengths[0] if lengths else 1
 
 
 def _elements(operand: Operand) -> tuple[Operand, ...]:
@@ -52,7 +77,7 @@ def _elements(operand: Operand) -> tuple[Operand, ...]:
 
 @effect("ld")
 def ld(b: Binder, at: Instruction) -> Effect:
-    space, kind, count = _form(at)
+    space, kind, count = _form(b, at)
     size, dtype = BYTES[kind], DTYPES[kind]
     access = strong(load) if _STRONG.intersection(at.parts) else load
     dests = [b.dest(operand, kind, at) for operand in _elements(at.operands[0])]
@@ -177,14 +202,16 @@ def _resolve(places: Array) -> tuple[str, Array]:
 
 
 def _by_cta(warp: Warp, places: Array) -> Iterator[tuple[Any, Shared, Array]]:
-    """The shared memories that addresses name: the rank above `RANK_SHIFT`, 0 for one's own."""
+    """The shared memories that addresses name by ranks."""
     ranks = places >> RANK_SHIFT
     if not np.count_nonzero(ranks):
         yield slice(None), warp.cta.shared, places
         return
-    for rank in sorted(set(ranks.tolist())):
-        which = ranks == rank
-        cta = warp.cta if rank == 0 else warp.cta.peer(rank - 1)
+    codes = sorted(set(ranks.tolist()))
+    for code in codes:
+        which = ranks == code if len(codes) > 1 else slice(None)
+        rank = rank_of(code << RANK_SHIFT)
+        cta = warp.cta if rank is None else warp.cta.peer(rank)
         yield which, cta.shared, places[which] & (1 << RANK_SHIFT) - 1
 
 
@@ -197,7 +224,7 @@ def _buffer(warp: Warp, space: str, places: Array) -> Buffer:
 
 @effect("st", carries=(1,))
 def st(b: Binder, at: Instruction) -> Effect:
-    space, kind, count = _form(at)
+    space, kind, count = _form(b, at)
     size = BYTES[kind]
     unsigned = f"b{8 * size}"
     given = [values(b, operand, unsigned, at) for operand in _elements(at.operands[1])]
@@ -295,62 +322,123 @@ _ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
     "dec": lambda old, limit: limit if old == 0 or old > limit else old - 1,
 }
 _ATOMIC_TYPES = {
-    "add": ("u32", "u64", "s32", "f32", "f64"),
+    "add": ("u32", "u64", "s32", "f32", "f64", *halves.HALVES),
     "exch": ("b32", "b64"),
+    "cas": ("b16", "b32", "b64"),
     **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64")),
-    **dict.fromkeys(("and", "or", "xor", "cas"), ("b32", "b64")),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
     **dict.fromkeys(("inc", "dec"), ("u32",)),
 }
+_SHORT_VECTORS = {"f16": (2, 4, 8), "bf16": (2, 4, 8), "f16x2": (2, 4), "bf16x2": (2, 4)}
+_VECTOR_TYPES: dict[str, dict[str, tuple[int, ...]]] = {
+    "add": {"f32": (2, 4), **_SHORT_VECTORS},
+    "min": _SHORT_VECTORS,
+    "max": _SHORT_VECTORS,
+}
+"""Lengths of vectors in global memory, of which each element is changed for itself."""
+
+
+def _atomic_form(at: Instruction) -> tuple[str, str, int]:
+    """Operation, type and elements."""
+    *rest, kind = at.parts[1:]
+    name = next((part for part in rest if part in _ATOMIC_TYPES), "")
+    count = _length(at)
+    known = kind in _ATOMIC_TYPES.get(name, ())
+    if count > 1:
+        known = count in _VECTOR_TYPES.get(name, {}).get(kind, ()) and "global" in rest
+    extra = {name, "L2::cache_hint", *_VECTORS} | ({"noftz"} if kind in halves.HALVES else set())
+    if not known or not (_ORDERS | extra).issuperset(rest):
+        fail(at, "this form is not modelled")
+    if kind in halves.HALVES and "noftz" not in rest:
+        fail(at, "expected .noftz, which says that subnormal numbers stay")
+    return name, kind, count
+
+
+def _change_of(name: str, kind: str) -> Callable[[Any, Any], Any] | None:
+    """Old and new value to what memory holds then; None for cas."""
+    if kind not in halves.HALVES:
+        return _ATOMIC.get(name)
+    function, dtype = halves.function(name, (), kind), DTYPES[kind]
+    assert function is not None
+    return lambda old, new: function(*(np.array([x], dtype) for x in (old, new)))[0].item()
 
 
 @effect("atom", "red")
 def atom(b: Binder, at: Instruction) -> Effect:
     """Thread after thread, in the order of their numbers."""
-    *rest, name, kind = ("", "", *at.parts[1:])
-    space = next((part for part in rest if part in _SPACES), "")
+    name, kind, count = _atomic_form(at)
+    space = next((part for part in at.parts if part in _SPACES), "")
     returns, compares = at.parts[0] == "atom", name == "cas"
-    if kind not in _ATOMIC_TYPES.get(name, ()) or not _ORDERS.issuperset(rest):
-        fail(at, "this form is not modelled")
     if compares and not returns:
         fail(at, "cas without a result is not modelled")
     expected = 2 + returns + compares
-    if len(at.operands) != expected:
+    if len(at.operands) - ("L2::cache_hint" in at.parts) != expected:
         fail(at, f"{len(at.operands)} operands, expected {expected}")
-    change, size, dtype = _ATOMIC.get(name), BYTES[kind], DTYPES[kind]
+    change, size, dtype = _change_of(name, kind), BYTES[kind], DTYPES[kind]
     operands = at.operands[1:] if returns else at.operands
     where = addresses(b, operands[0], at, kind)
-    given = [values(b, operand, kind, at) for operand in operands[1 : 3 if compares else 2]]
-    dest = b.dest(at.operands[0], kind, at) if returns else None
+    given = [
+        [values(b, element, kind, at) for element in _elements(operand)]
+        for operand in operands[1 : 3 if compares else 2]
+    ]
+    dests = [b.dest(x, kind, at) for x in _elements(at.operands[0])] if returns else []
+    lengths = {len(elements) for elements in given} | ({len(dests)} if returns else {count})
+    if lengths != {count}:
+        fail(at, f"expected {count} registers")
 
-    @strong
-    def exchange(warp: Warp, space: str, here: Array, new: list[Any], mask: int) -> Any:
-        (bits,) = load(warp, space, here, size, 1, mask)
-        if warp.unwritten is not None:
-            raise Finding(Kind.UNWRITTEN, "an atomic operation changes what was never written")
-        old = bits.view(dtype)[0]
+    def changed(old: Any, new: list[Any]) -> Array:
         if change is not None:
             result = change(old.item(), new[0])
         else:
             result = new[1] if old.item() == new[0] else old.item()
         if dtype.kind in "iu":
-            result = np.array(result % (1 << 8 * size), f"u{size}").reshape(1)
-        else:
-            result = np.array([result], dtype).view(f"u{size}")
-        store(warp, space, here, size, [result], mask)
+            return np.array(result % (1 << 8 * size), f"u{size}").reshape(1)
+        return np.array([result], dtype).view(f"u{size}")
+
+    @strong
+    def exchange(warp: Warp, space: str, here: Array, new: list[Any], mask: int) -> list[Any]:
+        loaded = load(warp, space, here, size, count, mask)
+        if warp.unwritten is not None:
+            raise Finding(Kind.UNWRITTEN, "an atomic operation changes what was never written")
+        old = [bits.view(dtype)[0] for bits in loaded]
+        results = [changed(x, [y[i] for y in new]) for i, x in enumerate(old)]
+        store(warp, space, here, size, results, mask)
         return old
 
     def run(warp: Warp, mask: int) -> None:
         warp.unwritten = None
-        places, new = where(warp), [read(warp) for read in given]
-        before = np.zeros(32, dtype)
+        places, new = where(warp), [[read(warp) for read in elements] for elements in given]
+        before = np.zeros((count, 32), dtype)
         for lane in np.flatnonzero(lanes(mask)):
             here = places[lane : lane + 1]
-            before[lane] = exchange(
-                warp, space, here, [x[lane].item() for x in new], 1 << int(lane)
-            )
-        if dest is not None:
-            place, out = dest
-            warp.write(place, out(before) if out else before, mask)
+            mine = [[x[lane].item() for x in elements] for elements in new]
+            before[:, lane] = exchange(warp, space, here, mine, 1 << int(lane))
+        for (place, out), value in zip(dests, before, strict=False):
+            warp.write(place, out(value) if out else value, mask)
+
+    return run
+
+
+@effect("st.bulk")
+def st_bulk(b: Binder, at: Instruction) -> Effect:
+    """Each thread clears a range of shared memory, in 8-byte words."""
+    if not {"weak", "shared::cta"}.issuperset(at.parts[2:]) or number(at.operands[2], at) != 0:
+        fail(at, "this form is not modelled")
+    space = "shared" if "shared::cta" in at.parts else ""
+    where, sizes = addresses(b, at.operands[0], at, "b64"), values(b, at.operands[1], "u64", at)
+
+    def run(warp: Warp, mask: int) -> None:
+        for place, size in zip(
+            *(x(warp)[lanes(mask)].tolist() for x in (where, sizes)), strict=True
+        ):
+            if size % 8:
+                raise Finding(Kind.MISALIGNED, f"st.bulk of {size} bytes, expected a multiple of 8")
+            words = np.arange(place, place + size, 8)
+            if not size:
+                continue
+            if space == "" and not _resolve(words)[0].startswith("shared"):
+                raise Finding(Kind.OUT_OF_BOUNDS, f"st.bulk at {place:#x}, not in shared memory")
+            store(warp, space, words, 8, [np.zeros(len(words), np.uint64)], mask)
 
     return run
 
@@ -377,55 +465,16 @@ def mapa(b: Binder, at: Instruction) -> Effect:
             )
         given = where(warp).astype(np.int64)
         # A generic address keeps the window that it lies in.
-        offset = given >> 60 << 60 | given & (1 << RANK_SHIFT) - 1
-        value = (offset | (ranks.astype(np.int64) + 1) << RANK_SHIFT).astype(DTYPES[kind])
+        value = (given >> 60 << 60 | ranked(ranks.astype(np.int64), given)).astype(DTYPES[kind])
         place, out = dest
         warp.write(place, out(value) if out else value, mask)
 
     return run
 
 
-@effect("trap")
+@effect("trap", "brkpt")
 def trap(b: Binder, at: Instruction) -> Effect:
     def run(warp: Warp, mask: int) -> None:
         raise Finding(Kind.TRAP, f"by threads {mask:#010x}")
 
     return run
-
-
-@effect("call")
-def call(b: Binder, at: Instruction) -> Effect:
-    """Of the runtime's own functions only that of failed assertions is modelled."""
-    named = next((x.name for x in at.operands if isinstance(x, Symbol)), "")
-    if named != "__assertfail" or not isinstance(at.operands[-1], Vector):
-        fail(at, f"function {named or at.operands[0]} is not modelled")
-    message, file, line, *_ = (
-        addresses(b, _there(x, at), at, "b64") for x in at.operands[-1].parts
-    )
-
-    def run(warp: Warp, mask: int) -> None:
-        texts = [_text(warp, int(_parameter(warp, x, 8))) for x in (message, file)]
-        where = f"{texts[1]}:{int(_parameter(warp, line, 4))}"
-        raise Finding(Kind.TRAP, f"assertion {texts[0]!r} of {where} by threads {mask:#010x}")
-
-    return run
-
-
-def _there(operand: Operand, at: Instruction) -> Address:
-    if not isinstance(operand, Symbol):
-        fail(at, f"{operand} is no parameter")
-    return Address(operand)
-
-
-def _parameter(warp: Warp, where: Callable[[Warp], Array], size: int) -> Any:
-    (bits,) = load(warp, "param", where(warp)[:1], size, 1, 1)
-    return bits[0]
-
-
-def _text(warp: Warp, address: int) -> str:
-    """A string of the module, to its end or that of its variable."""
-    if address >> 60 == WINDOWS["const"] >> 60:
-        address -= WINDOWS["const"]
-    buffer = warp.cta.machine.memory.find(address)
-    raw = buffer.data[address - buffer.origin :].tobytes()
-    return raw.split(b"\0")[0].decode(errors="replace")

@@ -18,6 +18,7 @@ BYTES = {
     for kind, sizes in {"b": (8, 16, 32, 64), "u": (8, 16, 32, 64), "s": (8, 16, 32, 64)}.items()
     for bits in sizes
 } | {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "f16x2": 4, "bf16x2": 4, "pred": 1}
+BYTES |= {"f32x2": 8, "s16x2": 4, "u16x2": 4, "tf32": 4}
 """Size of a value of each type; a predicate counts as one."""
 
 
@@ -116,13 +117,18 @@ class Instruction:
     """File number and line of the CUDA source, from `.loc`."""
     target: int = -1
     """Of a branch: index of the instruction it goes to."""
+    targets: tuple[int, ...] = ()
+    """Of a branch by an index: all that it may go to."""
     callers: tuple[tuple[int, int], ...] = ()
     """Likewise, where functions are called that were inlined, innermost first."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The opcode and its modifiers."""
-        return tuple(self.opcode.split("."))
+        """The opcode and its modifiers; .relu may stand behind the type, and is moved before it."""
+        parts = self.opcode.split(".")
+        if parts[-1] == "relu" and len(parts) > 2:
+            parts[-2:] = "relu", parts[-2]
+        return tuple(parts)
 
 
 @dataclass(slots=True)
@@ -169,6 +175,8 @@ class _Scope:
         self.ranges: dict[str, tuple[int, str]] = {}
         self.known: dict[str, Register] = {}
         self.labels: dict[str, int] = {}
+        self.lists: dict[str, tuple[str, ...]] = {}
+        """Of `.branchtargets`: labels by the list's own."""
 
     def chain(self) -> Iterator[_Scope]:
         scope: _Scope | None = self
@@ -191,6 +199,7 @@ _VARIABLE = re.compile(
 )
 _NAME_AND_SIZE = re.compile(r"(?<![.\w$%])([\w$%]+)\s*((?:\[\s*\d*\s*\]\s*)*)\Z")
 _NAME = re.compile(r"[\w$%]+\Z")
+_REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.*)", re.DOTALL)
 _RANGE = re.compile(r"(.*?)<(\d+)>\Z")
 _NUMBERED = re.compile(r"(.*?)(\d+)\Z")
 _FLOAT = re.compile(r"0[fF]([0-9a-fA-F]{8})\Z|0[dD]([0-9a-fA-F]{16})\Z")
@@ -209,7 +218,7 @@ class _Parser:
         blank = re.compile(r"[^\n]+")
         self.text = _COMMENT.sub(lambda found: blank.sub(" ", found[0]), text)
         self.at = 0
-        self.newlines = [found.start() for found in re.finditer("\n", text)]
+        self.newlines = [found.start() for found in re.finditer("\n", self.text)]
         self.module = Module()
         self.entry: Entry | None = None
         self.scope: _Scope | None = None
@@ -218,6 +227,8 @@ class _Parser:
         self.called_at: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
         """Of the lines seen last: where the function is called that they are in."""
         self.branches: list[tuple[Instruction, _Scope]] = []
+        self.label = ""
+        """The last one."""
 
     def run(self) -> Module:
         while self._skip_blanks():
@@ -278,16 +289,20 @@ class _Parser:
         if self.scope is None or self.entry is None:
             self._fail(f"label {name} outside an entry")
             return
+        self.label = name
         self.scope.labels[name] = len(self.entry.instructions)
         self.entry.starts.add(len(self.entry.instructions))
 
     def _resolve_branches(self) -> None:
-        for instruction, scope in self.branches:
-            name = ", ".join(map(str, instruction.operands))
-            place = next((s.labels[name] for s in scope.chain() if name in s.labels), None)
-            if place is None:
-                raise PtxError(f"PTX line {instruction.line}: label {name} is not defined")
-            instruction.target = place
+        for at, scope in self.branches:
+            if at.parts[0] == "bra":
+                at.target = _place_of(at, scope, ", ".join(map(str, at.operands)))
+                continue
+            named = str(at.operands[-1]) if at.operands else ""
+            listed = next((s.lists[named] for s in scope.chain() if named in s.lists), None)
+            if listed is None:
+                raise PtxError(f"PTX line {at.line}: {named} is no list of branch targets")
+            at.targets = tuple(_place_of(at, scope, name) for name in listed)
         self.branches.clear()
 
     def _directive(self) -> None:
@@ -306,6 +321,12 @@ class _Parser:
             self._take("}")
         elif word in ("pragma", "alias"):
             self._take(";")
+        elif word == "branchtargets":
+            names = self._take(";").split(maxsplit=1)[1:]
+            if self.scope is None or not names:
+                self._fail(".branchtargets names no labels of an entry")
+            elif self.scope is not None:
+                self.scope.lists[self.label] = tuple(x.strip() for x in names[0].split(","))
         elif word == "reg":
             self._registers(self._take(";"))
         else:
@@ -341,15 +362,16 @@ class _Parser:
         if self.scope is None:
             self._fail(".reg outside an entry")
             return
-        _, kind, names = (*text.split(maxsplit=2), "", "")[:3]
+        found = _REGISTERS.match(text.strip())
+        kind, names = (found[1], found[2]) if found else ("", "")
         for name in (part.strip() for part in names.split(",")):
             ranged = _RANGE.match(name)
-            if kind[1:] not in BYTES or not _NAME.match(ranged[1].strip() if ranged else name):
+            if kind not in BYTES or not _NAME.match(ranged[1].strip() if ranged else name):
                 self._fail(f"{text.strip()!r} declares no registers known")
             if ranged:
-                self.scope.ranges[ranged[1].strip()] = (int(ranged[2]), kind[1:])
+                self.scope.ranges[ranged[1].strip()] = (int(ranged[2]), kind)
             else:
-                self.scope.declared[name] = kind[1:]
+                self.scope.declared[name] = kind
 
     def _declaration(self) -> None:
         head = re.compile(r"(?:\.(?:visible|weak|extern)\s+)*\.(entry|func)\b")
@@ -375,8 +397,19 @@ class _Parser:
 
     def _variable(self, text: str) -> None:
         data = self._described(text)
-        where = self.module.variables if self.entry is None else self.entry.variables
-        where[data.name] = data
+        if self.entry is None:
+            self.module.variables[data.name] = data
+            return
+        if data.space == "param":
+            data = self._of_call(data)
+        self.entry.variables[data.name] = data
+
+    def _of_call(self, data: Data) -> Data:
+        """A parameter of a call lies in the caller's local memory, at the place of those of the
+        same name: each call has its own."""
+        before = self.entry.variables.get(data.name, data) if self.entry is not None else data
+        align, size = max(data.align, before.align), max(data.size, before.size)
+        return Data(data.name, "local", align, size)
 
     def _described(self, text: str) -> Data:
         found = _VARIABLE.match(text.strip())
@@ -414,7 +447,7 @@ class _Parser:
         instruction = Instruction(
             opcode, parsed, predicate, line, self.source, callers=self.callers
         )
-        if instruction.parts[0] == "bra":
+        if instruction.parts[0] in ("bra", "brx"):
             self.branches.append((instruction, self.scope))
         self.entry.instructions.append(instruction)
 
@@ -472,6 +505,13 @@ class _Parser:
         if name.startswith("%") and _NUMBERED.match(name) and name != "%clock64":
             raise PtxError(f"register {name} is not declared")
         return None
+
+
+def _place_of(at: Instruction, scope: _Scope, name: str) -> int:
+    place = next((s.labels[name] for s in scope.chain() if name in s.labels), None)
+    if place is None:
+        raise PtxError(f"PTX line {at.line}: label {name} is not defined")
+    return place
 
 
 def _split_opcode(text: str) -> tuple[str, str]:

@@ -16,6 +16,7 @@ import numpy as np
 from mqa.emulator import alu, batches, clocks, grammar
 from mqa.emulator.alu import ALU, Binder, Function, Registers, fail
 from mqa.emulator.batches import Batched
+from mqa.emulator.device import device_of
 from mqa.emulator.memory import CONST_START, PARAM_START, SHARED_START
 from mqa.emulator.parser import (
     BYTES,
@@ -28,6 +29,7 @@ from mqa.emulator.parser import (
     Negated,
     Operand,
     Pair,
+    PtxError,
     Register,
     Symbol,
     Vector,
@@ -74,6 +76,9 @@ class Step:
     predicate: tuple[int, bool] | None
     target: int = -1
     exits: bool = False
+    targets: tuple[int, ...] = ()
+    """Of a branch by an index."""
+    index: Callable[[Warp], Any] | None = None
 
 
 class Run(NamedTuple):
@@ -100,6 +105,8 @@ class Layout:
     static_shared: int
     """Bytes of shared memory before the dynamic part."""
     local: int
+    spaces: dict[str, str]
+    """State spaces of these variables."""
     initial: tuple[tuple[int, bytes], ...]
     """Of module-scope variables: address in the constant window, and bytes."""
 
@@ -110,6 +117,7 @@ def _up(value: int, align: int) -> int:
 
 def _lay_out(module: Module, entry: Entry) -> Layout:
     symbols: dict[str, int] = {}
+    spaces = {data.name: data.space for data in entry.params}
     ends = {"param": PARAM_START, "shared": SHARED_START, "local": 0, "global": CONST_START}
     initial = []
 
@@ -120,6 +128,7 @@ def _lay_out(module: Module, entry: Entry) -> Layout:
     for param in entry.params:
         place(param, "param")
     variables = (*entry.variables.values(), *module.variables.values())
+    spaces.update((data.name, data.space) for data in variables)
     dynamic = [data for data in variables if data.space == "shared" and data.size == 0]
     for data in variables:
         if data in dynamic:
@@ -132,23 +141,27 @@ def _lay_out(module: Module, entry: Entry) -> Layout:
         symbols[data.name] = _up(ends["shared"], data.align)
     static = max((symbols[data.name] for data in dynamic), default=ends["shared"])
     sizes = ends["param"] - PARAM_START, static - SHARED_START, ends["local"]
-    return Layout(symbols, *sizes, tuple(initial))
+    return Layout(symbols, *sizes, spaces, tuple(initial))
 
 
 class Program:
     """An entry, ready to be executed by warps."""
 
-    CONTROL = ("bra", "ret", "exit")
+    CONTROL = ("bra", "brx", "ret", "exit")
     """Opcodes that change where a warp goes on, and nothing else."""
 
     def __init__(self, module: Module, entry: Entry) -> None:
         # They register what they bind.
-        from mqa.emulator import engines, memory_access, reductions, sync, wgmma  # noqa: F401
-        from mqa.emulator import tcgen05, tcgen05_mma  # noqa: F401
+        from mqa.emulator import calls, engines, memory_access, reductions, special  # noqa: F401
+        from mqa.emulator import remote, sync, tcgen05, tcgen05_mma, wgmma  # noqa: F401
 
+        if not grammar.families(module.target):
+            raise PtxError(f".target is {module.target or '(none)'}, expected sm_90a or sm_100f")
         self.module, self.entry = module, entry
+        self.device = device_of(module.target)
         self.layout = _lay_out(module, entry)
-        self.binder = Binder(entry.registers, self.layout.symbols)
+        self.binder = Binder(entry.registers, self.layout.symbols, self.layout.spaces)
+        self.binder.ranked = any(_names_pairs(at) for at in entry.instructions)
         self.instructions = entry.instructions
         self.sources = [_registers_of(i) for i in self.instructions]
         self.grain = min((4, *(_shared_bytes(i) for i in self.instructions)))
@@ -190,8 +203,10 @@ class Program:
         if key is None:
             fail(at, "this instruction is not modelled")
         grammar.check(at, key)
+        grammar.check_target(at, self.module.target)
         carried = CARRIES.get(key, ())
-        self.deciding[index] = _guard(at), _registers_of(at, carried) if key in EFFECTS else ()
+        operands = _registers_of(at, carried) if key in EFFECTS or key == "brx" else ()
+        self.deciding[index] = _guard(at), operands
         try:
             return self._bind_known(at, key, predicate)
         except IndexError:
@@ -204,6 +219,9 @@ class Program:
     ) -> Step | Function:
         if key == "bra":
             return Step(_nothing, predicate, target=at.target)
+        if key == "brx":
+            index = values(self.binder, at.operands[0], "u32", at)
+            return Step(_nothing, predicate, at.targets[0], targets=at.targets, index=index)
         if key in self.CONTROL:
             return Step(_nothing, predicate, exits=True)
         if clocks.reads_clock(at):
@@ -284,6 +302,12 @@ def _guard(at: Instruction) -> tuple[Register, ...]:
     return (at.predicate.register if isinstance(at.predicate, Negated) else at.predicate,)
 
 
+def _names_pairs(at: Instruction) -> bool:
+    """Whether a copy may tell the other CTA of its pair, which kernels name by a bit of the rank in
+    the addresses of their own variables."""
+    return at.parts[:4] == ("cp", "async", "bulk", "tensor") and "cta_group::2" in at.parts
+
+
 def _shared_bytes(at: Instruction) -> int:
     """Bytes of each element of an access that may be one of shared memory, else many."""
     if at.parts[0] not in ("ld", "st", "atom", "red"):
@@ -309,7 +333,7 @@ def _registers_of(at: Instruction, without: tuple[int, ...] = ()) -> tuple[Regis
             for part in operand.coordinates:
                 visit(part)
 
-    reads_first = at.parts[0] in ("bar", "barrier") and "red" not in at.parts
+    reads_first = at.parts[0] in ("bar", "barrier", "brx") and "red" not in at.parts
     for i, operand in enumerate(at.operands):
         if (i > 0 or reads_first or isinstance(operand, Address)) and i not in without:
             visit(operand)

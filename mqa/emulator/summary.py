@@ -43,6 +43,8 @@ class Summary:
     kernel: str = ""
     warp_roles: tuple[Role, ...] = ()
     """Empty where the kernel has none."""
+    printed: str = ""
+    """What the kernel's threads wrote by printf."""
 
     @property
     def roles(self) -> dict[str, int]:

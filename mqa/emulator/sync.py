@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mqa.emulator import taint
+from mqa.emulator import floats, rounding, taint
 from mqa.emulator.alu import DTYPES, LANES, Binder, fail
 from mqa.emulator.floats import Array
-from mqa.emulator.memory import RANK_SHIFT, WINDOWS
+from mqa.emulator.memory import RANK_SHIFT, WINDOWS, rank_of
 from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Instruction, Operand, Pair, Symbol
 from mqa.emulator.program import Effect, addresses, effect, number, values
@@ -168,8 +168,8 @@ def _place(warp: Warp, address: int) -> tuple[Cta, int]:
         if address >> 60 != window >> 60:
             raise Finding(Kind.OUT_OF_BOUNDS, f"mbarrier at {address:#x}, not in shared memory")
         address -= window
-    rank, offset = address >> RANK_SHIFT, address & (1 << RANK_SHIFT) - 1
-    return warp.cta if rank == 0 else warp.cta.peer(rank - 1), offset
+    rank, offset = rank_of(address), address & (1 << RANK_SHIFT) - 1
+    return warp.cta if rank is None else warp.cta.peer(rank), offset
 
 
 def barrier_at(warp: Warp, address: int) -> MBarrier:
@@ -563,8 +563,8 @@ def getctarank(b: Binder, at: Instruction) -> Effect:
 
     def run(warp: Warp, mask: int) -> None:
         given = where(warp).astype(np.int64) & (1 << 60) - 1
-        ranks = given >> RANK_SHIFT
-        value = np.where(ranks == 0, warp.cta.rank, ranks - 1).astype(np.uint32)
+        found = (rank_of(address) for address in given.tolist())
+        value = np.array([warp.cta.rank if rank is None else rank for rank in found], np.uint32)
         warp.write(place, cast(value) if cast else value, mask)
 
     return run
@@ -810,13 +810,30 @@ def _united(warp: Warp, register: int, members: int) -> Taint | None:
     return Taint(np.ones(LANES, bool), held.origin)
 
 
+def _reduction(at: Instruction) -> Callable[[Array], Any]:
+    """Many values to one. Of float32 values NaN counts for nothing unless .NaN says so."""
+    name, *flags, kind = at.parts[2:]
+    bitwise = name in ("and", "or", "xor")
+    if kind == "f32" and name in ("max", "min") and flags in ([], ["abs"], ["NaN"], ["abs", "NaN"]):
+        two = rounding.extreme(name, ("NaN",) if "NaN" in flags else ())
+        assert two is not None
+        start = np.full(1, floats.CANONICAL_NAN_F32).view(np.float32)
+
+        def reduce(values: Array) -> Any:
+            sizes = np.abs(values) if "abs" in flags else values
+            first = start if "NaN" not in flags else sizes[:1]
+            return functools.reduce(two, sizes.reshape(-1, 1), first)[0]
+
+        return reduce
+    if name not in _REDUCE or flags or kind not in _REDUX_TYPES[bitwise]:
+        fail(at, "this reduction is not modelled")
+    return lambda values: _REDUCE[name].reduce(values, dtype=DTYPES[kind])
+
+
 @effect("redux.sync", carries=(1,))
 def redux(b: Binder, at: Instruction) -> Effect:
-    name, kind = at.parts[2], at.parts[-1]
-    bitwise = name in ("and", "or", "xor")
-    if name not in _REDUCE or len(at.parts) != 4 or kind not in _REDUX_TYPES[bitwise]:
-        fail(at, "this reduction is not modelled")
-    reduce, dtype = _REDUCE[name], DTYPES[kind]
+    kind = at.parts[-1]
+    reduce, dtype = _reduction(at), DTYPES[kind]
     place, out = b.dest(at.operands[0], kind, at)
     given, (source, _) = values(b, at.operands[1], kind, at), b.source(at.operands[1], kind, at)
     members = _members(b, at.operands[2], at)
@@ -827,7 +844,7 @@ def redux(b: Binder, at: Instruction) -> Effect:
             return wait
         held = _united(warp, source, needed & ~warp.exited)
         picked = given(warp)[lanes(needed & ~warp.exited)]
-        value = np.full(LANES, reduce.reduce(picked, dtype=dtype), dtype)
+        value = np.full(LANES, reduce(picked), dtype)
         warp.write(place, out(value) if out else value, mask)
         if held is not None:
             taint.put(warp, place, held, lanes(mask))

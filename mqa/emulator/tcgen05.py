@@ -16,7 +16,7 @@ from mqa.emulator.alu import Binder, Pending, fail
 from mqa.emulator.engines import OperationsWait
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
-from mqa.emulator.memory import RANK_SHIFT
+from mqa.emulator.memory import ranked
 from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Instruction, Operand, Register, Vector
 from mqa.emulator.program import Effect, addresses, effect, number, values
@@ -497,14 +497,13 @@ def tcgen05_commit(b: Binder, at: Instruction) -> Effect:
 def _barriers(warp: Warp, address: int, ranks: int | None) -> list[sync.MBarrier]:
     if ranks is None:
         return [sync.barrier_at(warp, address)]
-    offset = address & (1 << RANK_SHIFT) - 1
     if ranks >> len(warp.cta.cluster):
         raise Finding(
             Kind.OUT_OF_BOUNDS,
             f"commit to CTAs {ranks:#x} of a cluster of {len(warp.cta.cluster)}",
         )
     chosen = [rank for rank in range(len(warp.cta.cluster)) if ranks >> rank & 1]
-    return [sync.barrier_at(warp, rank + 1 << RANK_SHIFT | offset) for rank in chosen]
+    return [sync.barrier_at(warp, ranked(rank, address)) for rank in chosen]
 
 
 def _commit(warp: Warp, lane: int, barriers: list[sync.MBarrier], line: int) -> None:

@@ -30,7 +30,6 @@ from mqa.emulator.tcgen05_units import (
 from mqa.emulator.tensor_layouts import (
     BLOCK_SCALED,
     LANES,
-    QUARTER,
     InstructionDescriptor,
     chunks_across,
     chunks_of,

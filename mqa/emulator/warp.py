@@ -377,10 +377,13 @@ class Warp:
         taken = fragment.mask
         self.executed[fragment.pc] += 1
         self.counts += 1
+        if self.tainted and (step.predicate is not None or step.targets):
+            self._decide(fragment, step)
         if step.predicate is not None:
-            if self.tainted:
-                self._decide(fragment, step)
             taken &= self._holds(step.predicate)
+        if step.targets and taken:
+            self._divide(fragment, step, taken)
+            return
         if taken == fragment.mask:
             fragment.pc = step.target
             return
@@ -388,6 +391,21 @@ class Warp:
         if taken:
             fragment.mask &= ~taken
             self._split_off(step.target, taken, fragment.rounds)
+
+    def _divide(self, fragment: Fragment, step: Any, taken: int) -> None:
+        """Threads go where their index says; the fragment itself goes with some."""
+        index = step.index(self)
+        chosen = index[lanes(taken)]
+        if int(chosen.max()) >= len(step.targets):
+            raise Finding(
+                Kind.OUT_OF_BOUNDS, f"index {int(chosen.max())} of {len(step.targets)} targets"
+            )
+        goes = [(step.targets[i], mask_of(index == i) & taken) for i in set(chosen.tolist())]
+        if stays := fragment.mask & ~taken:
+            goes.append((fragment.pc + 1, stays))
+        fragment.pc, fragment.mask = goes[0]
+        for place, mask in goes[1:]:
+            self._split_off(place, mask, fragment.rounds)
 
     def _split_off(self, pc: int, mask: int, rounds: int) -> None:
         """Threads go elsewhere, perhaps to where others are."""

@@ -232,7 +232,7 @@ def test_moves_pack_and_unpack() -> None:
         ("frobnicate.b32 %r1, %r2;", "frobnicate.b32: this instruction is not modelled"),
         ("add.sat.s32 %r1, %r2, %r3;", "modifier .sat is not modelled"),
         ("ld.global.frob.u32 %r1, [%rd1];", "modifier .frob is not modelled"),
-        ("fma.rn.ftz.f32 %f1, %f2, %f3, %f4;", "modifier .ftz is not modelled"),
+        ("add.cc.u32 %r1, %r2, %r3;", "modifier .cc is not modelled"),
     ],
 )
 def test_what_is_not_modelled_is_an_error_with_its_line(text: str, said: str) -> None:

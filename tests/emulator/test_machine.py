@@ -9,7 +9,7 @@ import pytest
 from ptx_kernels import Array, kernel
 
 from mqa.emulator import EmulationError, Kind, PtxError, run
-from mqa.emulator.device import SMS, launch_registers, resident_ctas
+from mqa.emulator.device import H200, launch_registers, resident_ctas
 from mqa.emulator.executor import _load
 from mqa.emulator.scheduler import SCHEDULES
 
@@ -348,7 +348,7 @@ def test_as_many_ctas_are_resident_as_an_sm_holds(
     threads: int, shared: int, bounds: str, body: str, each: int
 ) -> None:
     program = _load(bounded(body, bounds), "k")
-    assert resident_ctas(program, threads, shared) == each * SMS
+    assert resident_ctas(program, threads, shared) == each * H200.sms
 
 
 WAITS = """

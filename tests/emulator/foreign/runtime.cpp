@@ -1,8 +1,9 @@
 // A CUDA runtime that launches nothing: device memory is memory of the host, and the first launch
-// is written down, with its arguments, all allocations and the tensor maps, and ends the program.
+// of a kernel that was asked for is written down, with its arguments, all allocations and the tensor
+// maps, and ends the program. Launches of other kernels, which fill memory, do nothing.
 //
-// RECORD is the folder to write to; its file `sizes` has a line for each kernel: the name, and the
-// bytes of each parameter.
+// RECORD is the folder to write to; its file `sizes` has a line for each kernel asked for: the name,
+// and the bytes of each parameter. CAPABILITY is the major compute capability of the device.
 
 #include <cstdint>
 #include <cstdio>
@@ -20,9 +21,24 @@
 namespace {
 
 constexpr char kMapMagic[16] = "recorded map";
+constexpr int kSms = 132;
 constexpr size_t kAlign = 512;  // what cudaMalloc promises, and more
 
-std::map<char*, size_t> allocations;
+// What stood between <<< and >>> last.
+struct Configuration {
+  dim3 grid, block;
+  size_t shared;
+  void* stream;
+};
+
+Configuration configuration;
+
+struct Allocation {
+  size_t size, number;
+};
+
+std::map<char*, Allocation> allocations;
+size_t num_allocations = 0;
 std::ostringstream maps;
 uint64_t num_maps = 0;
 
@@ -33,55 +49,58 @@ std::map<void const*, std::string>& kernels() {
   return found;
 }
 
-std::string folder() {
-  char const* found = std::getenv("RECORD");
+std::string setting(char const* name) {
+  char const* found = std::getenv(name);
   if (found == nullptr) {
-    std::fprintf(stderr, "RECORD is not set\n");
+    std::fprintf(stderr, "%s is not set\n", name);
     std::exit(3);
   }
   return found;
 }
 
-std::vector<size_t> sizes_of(std::string const& kernel) {
-  std::ifstream file(folder() + "/sizes");
+// False if the kernel was not asked for.
+bool sizes_of(std::string const& kernel, std::vector<size_t>& found) {
+  std::ifstream file(setting("RECORD") + "/sizes");
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
     std::string name;
     words >> name;
     if (name != kernel) continue;
-    std::vector<size_t> found;
     for (size_t size; words >> size;)
       found.push_back(size);
-    return found;
+    return true;
   }
-  std::fprintf(stderr, "no sizes of %s\n", kernel.c_str());
-  std::exit(3);
+  return false;
 }
 
 void write(std::string const& name, void const* data, size_t size) {
-  std::ofstream file(folder() + "/" + name, std::ios::binary);
+  std::ofstream file(setting("RECORD") + "/" + name, std::ios::binary);
   file.write(static_cast<char const*>(data), static_cast<std::streamsize>(size));
 }
 
-[[noreturn]] void record(
+cudaError_t record(
     void const* function, dim3 grid, dim3 block, dim3 cluster, size_t shared, void** args) {
-  std::ofstream out(folder() + "/launch");
   std::string const& name = kernels().at(function);
+  std::vector<size_t> sizes;
+  if (!sizes_of(name, sizes)) return cudaSuccess;
+  std::ofstream out(setting("RECORD") + "/launch");
   out << "kernel " << name << "\n";
   out << "grid " << grid.x << " " << grid.y << " " << grid.z << "\n";
   out << "block " << block.x << " " << block.y << " " << block.z << "\n";
   out << "cluster " << cluster.x << " " << cluster.y << " " << cluster.z << "\n";
   out << "shared " << shared << "\n";
-  auto const sizes = sizes_of(name);
   for (size_t i = 0; i < sizes.size(); ++i) {
     auto const file = "param" + std::to_string(i);
     write(file, args[i], sizes[i]);
     out << "param " << file << "\n";
   }
-  size_t count = 0;
-  for (auto const& [address, size] : allocations) {
-    auto const file = "memory" + std::to_string(count++);
-    write(file, address, size);
+  // In the order in which they were made.
+  std::map<size_t, char*> ordered;
+  for (auto const& [address, found] : allocations)
+    ordered[found.number] = address;
+  for (auto const& [number, address] : ordered) {
+    auto const file = "memory" + std::to_string(number);
+    write(file, address, allocations[address].size);
     out << "memory " << file << " " << reinterpret_cast<uintptr_t>(address) << "\n";
   }
   out << maps.str();
@@ -133,7 +152,8 @@ extern "C" {
 cudaError_t cudaMalloc(void** pointer, size_t size) {
   size_t const padded = (size + kAlign - 1) / kAlign * kAlign;
   char* found = static_cast<char*>(std::aligned_alloc(kAlign, padded == 0 ? kAlign : padded));
-  allocations[found] = size;
+  std::memset(found, 0xff, size);  // NaN until it is written
+  allocations[found] = {size, num_allocations++};
   *pointer = found;
   return cudaSuccess;
 }
@@ -149,6 +169,11 @@ cudaError_t cudaMemcpyAsync(void* to, void const* from, size_t size, cudaMemcpyK
   return cudaSuccess;
 }
 
+cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t) {
+  std::memset(to, value, size);
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
   *available = *total = size_t{1} << 37;
   return cudaSuccess;
@@ -159,10 +184,22 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void const*) {
+  std::memset(attributes, 0, sizeof(*attributes));
+  attributes->maxThreadsPerBlock = 1024;
+  attributes->ptxVersion = attributes->binaryVersion = 10 * std::stoi(setting("CAPABILITY"));
+  return cudaSuccess;
+}
+
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   std::memset(properties, 0, sizeof(*properties));
-  properties->major = 9;
-  properties->multiProcessorCount = 132;
+  properties->major = std::stoi(setting("CAPABILITY"));
+  properties->multiProcessorCount = kSms;
   return cudaSuccess;
 }
 
@@ -188,12 +225,13 @@ cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* config,
     if (one.id != cudaLaunchAttributeClusterDimension) continue;
     cluster = dim3(one.val.clusterDim.x, one.val.clusterDim.y, one.val.clusterDim.z);
   }
-  record(function, config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes, args);
+  return record(function, config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes,
+                args);
 }
 
 cudaError_t cudaLaunchKernel(
     void const* function, dim3 grid, dim3 block, void** args, size_t shared, cudaStream_t) {
-  record(function, grid, block, dim3(1, 1, 1), shared, args);
+  return record(function, grid, block, dim3(1, 1, 1), shared, args);
 }
 
 // What nvcc's host code calls to find a kernel and launch it with <<<>>>.
@@ -204,14 +242,19 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, void const* function) {
 
 cudaError_t __cudaLaunchKernel(
     cudaKernel_t kernel, dim3 grid, dim3 block, void** args, size_t shared, cudaStream_t) {
-  record(kernel, grid, block, dim3(1, 1, 1), shared, args);
+  return record(kernel, grid, block, dim3(1, 1, 1), shared, args);
 }
 
-unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, void*) {
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void* stream) {
+  configuration = {grid, block, shared, stream};
   return 0;
 }
-cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) {
-  return cudaErrorUnknown;
+cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
+  *grid = configuration.grid;
+  *block = configuration.block;
+  *shared = configuration.shared;
+  *static_cast<void**>(stream) = configuration.stream;
+  return cudaSuccess;
 }
 char __cudaInitModule(void**) {
   return 1;

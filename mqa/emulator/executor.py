@@ -29,6 +29,8 @@ from mqa.emulator.summary import Summary, opcodes
 from mqa.emulator.trace import Timeline
 
 MOST_CLUSTER_CTAS = 16
+IGNORABLE = frozenset({Kind.PROXY_FENCE, Kind.PRODUCT_FENCE, Kind.UNFINISHED})
+"""What hardware mostly does without."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ def run(
         checks: None: all that the schedule leaves time for, which in "eager" is all but those of
             order; True: all; False: none of those that a kernel can go on after, so that it does
             what it would mostly do on hardware.
-        ignore: What alone is not looked for, of `Kind.PROXY_FENCE` and `Kind.PRODUCT_FENCE`: for
-            kernels that do without on hardware, and of which all else is to be checked.
+        ignore: What alone is not looked for, of `Kind.PROXY_FENCE`, `Kind.PRODUCT_FENCE` and
+            `Kind.UNFINISHED`: for kernels that do without on hardware, and of which all else is to be checked.
         trace: File that gets the launch's timeline as Chrome-trace JSON, also where it fails.
 
     Raises:
@@ -116,9 +118,10 @@ def run(
         ValueError: The launch itself is wrong.
         OSError: `trace` cannot be written.
     """
-    unknown = set(ignore) - {Kind.PROXY_FENCE, Kind.PRODUCT_FENCE}
+    unknown = set(ignore) - IGNORABLE
     if unknown:
-        raise ValueError(f"ignore has {min(kind.name for kind in unknown)}, expected fences alone")
+        names = ", ".join(sorted(kind.name for kind in IGNORABLE))
+        raise ValueError(f"ignore has {min(kind.name for kind in unknown)}, expected {names} alone")
     program, memory = _load(ptx, entry), Global()
     params, maps = _bind(program, memory, args)
     shape = Shape(grid, block, cluster, smem_bytes)

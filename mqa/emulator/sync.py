@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from mqa.emulator import taint
 from mqa.emulator.alu import DTYPES, LANES, Binder, fail
 from mqa.emulator.floats import Array
 from mqa.emulator.memory import RANK_SHIFT, WINDOWS
-from mqa.emulator.order import Seen, merge
+from mqa.emulator.order import Seen, Use, merge
 from mqa.emulator.parser import Instruction, Operand, Pair, Symbol
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
@@ -44,7 +45,11 @@ class MBarrier:
         """Whether a fence followed the initialisation."""
         view = warp.view
         self.party = view.order.new_party() if view else 0
-        self.made = view.joined(0, warp.where, warp.current.pc) if view else 0
+        self.made = 0
+        if view is not None:
+            warp.inits += 1
+            view.saw(warp.init_party, warp.inits)
+            self.made = view.order.number(Use(warp.init_party, warp.inits, warp.where()))
         self.known: Seen = {}
         """What those know that waited for the last phase that is over."""
         self.told: Seen = {}
@@ -111,7 +116,7 @@ class MBarrier:
             self.told = {}
 
 
-Members = Callable[["Warp", int], "tuple[int, Wait | None]"]
+Members = Callable[["Warp", int], "tuple[int, int, Wait | None]"]
 
 
 class Awaited(NamedTuple):
@@ -269,8 +274,11 @@ def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
         for lane, address, value in zip(threads, _each(where(warp), mask), amounts, strict=True):
             barrier = barrier_at(warp, address)
             tokens[lane] = barrier.token()
-            if releases and warp.view is not None and told.get(barrier) != barrier.phase:
-                warp.view.release(barrier.told)
+            if warp.view is not None and told.get(barrier) != barrier.phase:
+                if releases:
+                    warp.view.release(barrier.told)
+                else:
+                    merge(barrier.told, warp.fenced)
                 told[barrier] = barrier.phase
             if expects:
                 barrier.expect(value)
@@ -329,10 +337,10 @@ def mbarrier_wait(b: Binder, at: Instruction) -> Effect:
         over = {one: wait.over() for one, wait in wanted.items()}
         if suspends and not any(over.values()) and not warp.gives_up():
             return PhaseWait(wanted.values())
-        if acquires and warp.view is not None:
+        if warp.view is not None:
             for one, wait in wanted.items():
                 if over[one]:
-                    warp.view.acquire(wait.barrier.known)
+                    merge(warp.view.seen if acquires else warp.heard, wait.barrier.known)
         done = np.zeros(LANES, bool)
         done[lanes(mask)] = [over[one] for one in asked]
         warp.write(place, done, mask)
@@ -367,6 +375,26 @@ class NamedBarrier:
         """What those told who came in this round."""
         self.reduced: list[tuple[int, int, Callable[[int, int], None]]] = []
         """Of bar.red: how many predicates held, of how many, and who takes the result."""
+        self.parts: dict[Warp, tuple[int, int | None]] = {}
+        """Warps of which only some threads came, and how many threads these expect."""
+
+    def join(self, warp: Warp, mask: int, expected: int | None) -> None:
+        """Threads of a warp came. It arrives when all of its threads that live did."""
+        before, _ = self.parts.get(warp, (0, None))
+        if before & mask:
+            raise Finding(
+                Kind.BARRIER,
+                f"threads {before & mask:#010x} come to barrier {self.number} again before others "
+                "of their warp",
+            )
+        self.parts[warp] = before | mask, expected
+        self.complete_warp(warp)
+
+    def complete_warp(self, warp: Warp) -> None:
+        came, expected = self.parts.get(warp, (0, None))
+        if came and came | warp.exited == FULL:
+            del self.parts[warp]
+            self.arrive(LANES, expected)
 
     def arrive(self, threads: int, expected: int | None) -> None:
         """`expected`: threads of a round; None for all that did not end."""
@@ -422,7 +450,11 @@ class RoundWait(Wait):
 
     def __str__(self) -> str:
         barrier = self.barrier
-        return f"barrier {barrier.number}: {barrier.arrived} of {barrier.expected} threads came"
+        parts = [
+            f", and {mask:#010x} of warp {warp.index}" for warp, (mask, _) in barrier.parts.items()
+        ]
+        came = f"{barrier.arrived} of {barrier.expected} threads came"
+        return f"barrier {barrier.number}: {came}{''.join(parts)}"
 
 
 _BARRIERS = [
@@ -434,7 +466,8 @@ _BARRIERS = [
 
 @effect(*_BARRIERS)
 def bar(b: Binder, at: Instruction) -> Effect:
-    """Whole warps arrive, each at one instruction."""
+    """Whole warps arrive. Unless aligned, their threads may come one by one."""
+    aligned = at.parts[0] == "bar" or "aligned" in at.parts
     waits, reduces = "arrive" not in at.parts, "red" in at.parts
     operands = at.operands[1:] if reduces else at.operands
     which = values(b, operands[0], "u32", at)
@@ -442,12 +475,18 @@ def bar(b: Binder, at: Instruction) -> Effect:
     if not waits and count is None:
         fail(at, "expected a number of threads")
     taker = _taker(b, at) if reduces else None
+    readers = [read for read in (which, count) if read is not None]
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        wait = warp.needs(mask, FULL)
+        wait = warp.needs(mask, FULL) if aligned else None
         if wait is not None:
             return wait
         lane = (mask & -mask).bit_length() - 1
+        if not aligned:
+            for read in readers:
+                mask = _alike(warp, mask, read(warp))
+        elif warp.cta.machine.checks.any:
+            _check_uniform(warp, [read(warp)[lanes(mask)] for read in readers])
         barrier = warp.cta.named(int(which(warp)[lane]))
         expected = int(count(warp)[lane]) if count else None
         if expected is not None and (expected % LANES or not 0 < expected <= 1024):
@@ -458,10 +497,21 @@ def bar(b: Binder, at: Instruction) -> Effect:
             barrier.reduced.append(taker(warp, mask))
         if warp.view is not None:
             warp.view.release(barrier.told)
-        barrier.arrive(LANES, expected)
+        barrier.join(warp, mask, expected)
         return after.unless_ready(warp) if waits else None
 
     return run
+
+
+def _check_uniform(warp: Warp, given: list[Array]) -> None:
+    """Raise a finding unless all threads name the same barrier and number of threads."""
+    for found in given:
+        if np.count_nonzero(found != found[0]):
+            raise Finding(
+                Kind.BARRIER,
+                f"threads of warp {warp.index} name barriers or numbers of threads that differ: "
+                f"{', '.join(map(str, sorted(set(found.tolist()))[:4]))}",
+            )
 
 
 Taker = Callable[["Warp", int], tuple[int, int, Callable[[int, int], None]]]
@@ -490,13 +540,8 @@ def _taker(b: Binder, at: Instruction) -> Taker:
 
 @effect("bar.warp.sync")
 def bar_warp_sync(b: Binder, at: Instruction) -> Effect:
-    needed = values(b, at.operands[0], "b32", at)
-
-    def run(warp: Warp, mask: int) -> Wait | None:
-        lane = (mask & -mask).bit_length() - 1
-        return warp.needs(mask, int(needed(warp)[lane]), anywhere=True)
-
-    return run
+    members = _members(b, at.operands[0], at, anywhere=True)
+    return lambda warp, mask: members(warp, mask)[2]
 
 
 class ClusterWait(Wait):
@@ -531,8 +576,11 @@ def cluster_arrive(b: Binder, at: Instruction) -> Effect:
         if releases:
             _make_known(warp)
         warp.cluster_wait = ClusterWait(warp.cta)
-        if releases and warp.view is not None:
+        if warp.view is not None and releases:
             warp.view.release(warp.cta.cluster.told)
+        elif warp.view is not None:
+            begun = {warp.cta.party: 1, warp.init_party: warp.fenced_inits}
+            merge(warp.cta.cluster.told, {**begun, **warp.fenced})
         warp.cta.cluster.arrive()
         return None
 
@@ -589,11 +637,23 @@ def fence(b: Binder, at: Instruction) -> Effect:
         return run
     if "mbarrier_init" in at.parts:
         return lambda warp, mask: _make_known(warp)
-    return lambda warp, mask: None
+    if "proxy" in at.parts:
+        return lambda warp, mask: None
+    return _fence
+
+
+def _fence(warp: Warp, mask: int) -> None:
+    """Relaxed arrivals after it are releases, and relaxed waits before it acquired."""
+    if warp.view is not None:
+        warp.view.acquire(warp.heard)
+        warp.fenced = warp.view.seen.copy()
+        warp.view.begin_anew()
 
 
 def _make_known(warp: Warp) -> None:
-    """Barriers that the warp initialised may now be used by asynchronous engines."""
+    """Barriers that the warp initialised may now be used by asynchronous engines, and by CTAs of
+    the cluster that its next arrival is known to."""
+    warp.fenced_inits = warp.inits
     for barrier in warp.new_barriers:
         barrier.known_to_engines = True
     warp.new_barriers.clear()
@@ -644,14 +704,13 @@ def elect(b: Binder, at: Instruction) -> Effect:
     if not isinstance(to, Pair):
         fail(at, "expected a pair of results")
     chosen, flag = b.dest(to.first, "b32", at), b.dest(to.second, "pred", at)
-    members = values(b, at.operands[1], "b32", at)
+    members = _members(b, at.operands[1], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        needed = int(members(warp)[(mask & -mask).bit_length() - 1])
-        wait = warp.needs(mask, needed)
+        mask, _, wait = members(warp, mask)
         if wait is not None:
             return wait
-        lane = (needed & -needed).bit_length() - 1
+        lane = (mask & -mask).bit_length() - 1
         warp.write(chosen[0], np.full(LANES, lane, np.uint32), mask)
         warp.write(flag[0], np.arange(LANES) == lane, mask)
         return None
@@ -659,13 +718,32 @@ def elect(b: Binder, at: Instruction) -> Effect:
     return run
 
 
-def _members(b: Binder, operand: Operand, at: Instruction) -> Members:
-    """Reader of the mask of threads that take part; a wait if they are not all there."""
+def _alike(warp: Warp, mask: int, given: Array) -> int:
+    """The threads of a mask that give what its first one gives; the others come anew."""
+    first = given[(mask & -mask).bit_length() - 1]
+    if np.count_nonzero(given != first):
+        mask &= mask_of(given == first)
+        warp.part(mask)
+    return mask
+
+
+def _members(b: Binder, operand: Operand, at: Instruction, *, anywhere: bool = False) -> Members:
+    """Reader of the masks of threads that take part, each of them by itself.
+
+    Gives the threads that go on now, their mask, and a wait if they are not all there.
+    """
     given = values(b, operand, "b32", at)
 
-    def read(warp: Warp, mask: int) -> tuple[int, Wait | None]:
-        needed = int(given(warp)[(mask & -mask).bit_length() - 1])
-        return needed, warp.needs(mask, needed)
+    def read(warp: Warp, mask: int) -> tuple[int, int, Wait | None]:
+        masks = given(warp)
+        mask = _alike(warp, mask, masks)
+        needed = int(masks[(mask & -mask).bit_length() - 1])
+        if mask & ~needed and warp.cta.machine.checks.any:
+            raise Finding(
+                Kind.DIVERGENCE,
+                f"threads {mask & ~needed:#010x} are not in the mask {needed:#010x} that they give",
+            )
+        return mask, needed, warp.needs(mask, needed, anywhere=anywhere)
 
     return read
 
@@ -686,6 +764,15 @@ def _sources(mode: str, amounts: bytes, shapes: bytes) -> tuple[Array, Array]:
     return np.where(inside, source, lane), inside
 
 
+def _absent(warp: Warp, mask: int, taken: Array) -> Taint | None:
+    """What threads get from those that take no part."""
+    bad = ~lanes(mask)[taken] & lanes(mask)
+    if not np.count_nonzero(bad):
+        return None
+    thread = int(taken[bad][0])
+    return Taint(bad, f"thread {thread} by {warp.place()}", "in which that takes no part")
+
+
 @effect("shfl.sync", carries=(1,))
 def shfl(b: Binder, at: Instruction) -> Effect:
     mode = at.parts[2]
@@ -700,15 +787,19 @@ def shfl(b: Binder, at: Instruction) -> Effect:
     source, _ = b.source(at.operands[1], "b32", at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        _, wait = members(warp, mask)
+        mask, _, wait = members(warp, mask)
         if wait is not None:
             return wait
         taken, inside = _sources(mode, by(warp).tobytes(), form(warp).tobytes())
         moved = given(warp)[taken]
         held = warp.tainted.get(source)
+        if held is not None:
+            held = replace(held, lanes=held.lanes[taken])
+        if mask != FULL and warp.cta.machine.checks.any:
+            held = taint.united([_absent(warp, mask, taken), held])
         warp.write(place, out(moved) if out else moved, mask)
         if held is not None:
-            taint.put(warp, place, Taint(held.lanes[taken], held.origin), lanes(mask))
+            taint.put(warp, place, held, lanes(mask))
         if flag is not None:
             warp.write(flag[0], inside, mask)
         return None
@@ -729,7 +820,7 @@ def vote(b: Binder, at: Instruction) -> Effect:
     members = _members(b, at.operands[2], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        needed, wait = members(warp, mask)
+        mask, needed, wait = members(warp, mask)
         if wait is not None:
             return wait
         needed &= ~warp.exited
@@ -759,7 +850,7 @@ def match(b: Binder, at: Instruction) -> Effect:
     given, members = values(b, at.operands[1], at.parts[-1], at), _members(b, at.operands[2], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        needed, wait = members(warp, mask)
+        mask, needed, wait = members(warp, mask)
         if wait is not None:
             return wait
         needed &= ~warp.exited
@@ -820,7 +911,7 @@ def redux(b: Binder, at: Instruction) -> Effect:
     members = _members(b, at.operands[2], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        needed, wait = members(warp, mask)
+        mask, needed, wait = members(warp, mask)
         if wait is not None:
             return wait
         held = _united(warp, source, needed & ~warp.exited)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mqa.emulator import alu, batches, clocks, grammar
+from mqa.emulator import alu, batches, clocks, forms, grammar
 from mqa.emulator.alu import ALU, Binder, Function, Registers, fail
 from mqa.emulator.batches import Batched
 from mqa.emulator.memory import CONST_START, PARAM_START, SHARED_START
@@ -127,12 +127,22 @@ def _lay_out(module: Module, entry: Entry) -> Layout:
         space = "global" if data.space == "const" else data.space
         place(data, space)
         if space == "global":
-            initial.append((symbols[data.name], data.initial.ljust(data.size, b"\0")))
+            initial.append((symbols[data.name], (data.initial or b"").ljust(data.size, b"\0")))
     for data in dynamic:
         symbols[data.name] = _up(ends["shared"], data.align)
     static = max((symbols[data.name] for data in dynamic), default=ends["shared"])
     sizes = ends["param"] - PARAM_START, static - SHARED_START, ends["local"]
     return Layout(symbols, *sizes, tuple(initial))
+
+
+def _check_initial(module: Module, entry: Entry) -> None:
+    """Raise PtxError if an instruction names a variable whose initial value is not modelled."""
+    unknown = {name for name, data in module.variables.items() if data.initial is None}
+    for at in entry.instructions if unknown else ():
+        for operand in at.operands:
+            named = operand.base if isinstance(operand, Address) else operand
+            if isinstance(named, Symbol) and named.name in unknown:
+                fail(at, f"the initial value of {named} is not modelled")
 
 
 class Program:
@@ -146,6 +156,7 @@ class Program:
         from mqa.emulator import engines, memory_access, reductions, sync, wgmma  # noqa: F401
 
         self.module, self.entry = module, entry
+        _check_initial(module, entry)
         self.layout = _lay_out(module, entry)
         self.binder = Binder(entry.registers, self.layout.symbols)
         self.instructions = entry.instructions
@@ -192,7 +203,9 @@ class Program:
         carried = CARRIES.get(key, ())
         self.deciding[index] = _guard(at), _registers_of(at, carried) if key in EFFECTS else ()
         try:
-            return self._bind_known(at, key, predicate)
+            bound = self._bind_known(at, key, predicate)
+            forms.check(at, key)
+            return bound
         except IndexError:
             fail(at, f"{len(at.operands)} operands are too few")
         except KeyError as error:

@@ -23,7 +23,7 @@ from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Address, Instruction
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
-from mqa.emulator.sync import MBarrier, barrier_at
+from mqa.emulator.sync import MBarrier, barrier_at, barrier_places
 from mqa.emulator.warp import Wait, lanes
 
 if TYPE_CHECKING:
@@ -525,7 +525,7 @@ def _gather(warp: Warp, origins: Array, counts: Array, size: int) -> Array:
 
 @effect("cp.async.mbarrier.arrive")
 def cp_async_arrive(b: Binder, at: Instruction) -> Effect:
-    where = addresses(b, at.operands[0], at, "b64")
+    where = barrier_places(b, at.operands[0], at)
     counted = "noinc" in at.parts
 
     def run(warp: Warp, mask: int) -> None:

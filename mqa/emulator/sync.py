@@ -169,6 +169,9 @@ class PhaseWait(Wait):
 def _place(warp: Warp, address: int) -> tuple[Cta, int]:
     """CTA and offset that a shared or generic address names."""
     window = WINDOWS["shared"]
+    if address < 0:
+        bad = ~address & (1 << 64) - 1
+        raise Finding(Kind.OUT_OF_BOUNDS, f"mbarrier at generic {bad:#x}, not in shared memory")
     if address >= window:
         if address >> 60 != window >> 60:
             raise Finding(Kind.OUT_OF_BOUNDS, f"mbarrier at {address:#x}, not in shared memory")
@@ -215,10 +218,24 @@ def _check_form(at: Instruction, known: set[str]) -> None:
         fail(at, f"modifier .{unknown[0]} is not modelled")
 
 
+def barrier_places(b: Binder, operand: Operand, at: Instruction) -> Callable[[Warp], Array]:
+    """Reader of addresses of mbarriers. Generic ones come complemented unless they are shared."""
+    read = addresses(b, operand, at, "b64")
+    if any(part.startswith("shared") for part in at.parts):
+        return read
+
+    def generic(warp: Warp) -> Array:
+        found = read(warp)
+        places: Array = np.where(found >> 60 == WINDOWS["shared"] >> 60, found, ~found)
+        return places
+
+    return generic
+
+
 @effect("mbarrier.init")
 def mbarrier_init(b: Binder, at: Instruction) -> Effect:
     _check_form(at, _OWN)
-    where, counts = addresses(b, at.operands[0], at, "b64"), values(b, at.operands[1], "u32", at)
+    where, counts = barrier_places(b, at.operands[0], at), values(b, at.operands[1], "u32", at)
 
     def run(warp: Warp, mask: int) -> None:
         for given, count in zip(_each(where(warp), mask), _each(counts(warp), mask), strict=True):
@@ -237,7 +254,7 @@ def mbarrier_init(b: Binder, at: Instruction) -> Effect:
 @effect("mbarrier.inval")
 def mbarrier_inval(b: Binder, at: Instruction) -> Effect:
     _check_form(at, _OWN)
-    where = addresses(b, at.operands[0], at, "b64")
+    where = barrier_places(b, at.operands[0], at)
 
     def run(warp: Warp, mask: int) -> None:
         for address in _each(where(warp), mask):
@@ -261,7 +278,7 @@ def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
     sink = isinstance(token, Symbol) and token.name == "_"
     if "shared::cluster" in at.parts and not sink:
         fail(at, "an arrival at .shared::cluster returns no state, expected _")
-    where = addresses(b, place, at, "b64")
+    where = barrier_places(b, place, at)
     amount = values(b, rest[0], "u32", at) if rest else None
     dest = None if sink else b.dest(token, "b64", at)
 
@@ -292,7 +309,7 @@ def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
 @effect("mbarrier.expect_tx", "mbarrier.complete_tx")
 def mbarrier_tx(b: Binder, at: Instruction) -> Effect:
     _check_form(at, {*_ANY, *_SCOPES, "relaxed"})
-    where, sizes = addresses(b, at.operands[0], at, "b64"), values(b, at.operands[1], "u32", at)
+    where, sizes = barrier_places(b, at.operands[0], at), values(b, at.operands[1], "u32", at)
     expects = at.parts[1] == "expect_tx"
 
     def run(warp: Warp, mask: int) -> None:
@@ -320,7 +337,7 @@ def mbarrier_wait(b: Binder, at: Instruction) -> Effect:
     place, cast = b.dest(at.operands[0], "pred", at)
     if cast is not None:
         fail(at, f"{at.operands[0]} is no predicate")
-    where = addresses(b, at.operands[1], at, "b64")
+    where = barrier_places(b, at.operands[1], at)
     phases = values(b, at.operands[2], "u32" if by_parity else "b64", at)
     if suspends and len(at.operands) == 4:
         values(b, at.operands[3], "u32", at)

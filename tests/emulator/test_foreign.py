@@ -66,7 +66,7 @@ def test_it_ends_while_tiles_come_that_nobody_waits_for(
 ) -> None:
     """Its loop asks for tiles past the end of K."""
     tutorial = tutorials["wgmma_tma_sm90"]
-    found, _, _ = recorded(tutorial, tmp_path, ("T", "N"), 128, 128, 192)
+    found, _, _ = recorded(tutorial, tmp_path, ("T", "N"), 256, 256, 320)
     with pytest.raises(EmulationError) as caught:
         found.run(tutorial.ptx, schedule="hunt", seed=3)
     assert caught.value.report.kind is Kind.UNFINISHED

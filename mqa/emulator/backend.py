@@ -30,6 +30,7 @@ from mqa.validate import DenseCall, PagedCall
 
 if TYPE_CHECKING:
     from mqa.emulator.summary import Summary
+    from mqa.emulator.tensor_order import TensorPipe
     from mqa.emulator.trace import Timeline
 
 ARCH = "sm_90a"
@@ -39,6 +40,7 @@ ARCH = "sm_90a"
 class _Setting:
     schedule: str = "eager"
     seed: int = 0
+    tensor_pipe: TensorPipe = "isa"
     timeline: Timeline | None = None
     launches: list[Summary] = field(default_factory=list)
 
@@ -48,18 +50,26 @@ _setting: ContextVar[_Setting | None] = ContextVar("_setting", default=None)
 
 @contextlib.contextmanager
 def scheduled(
-    schedule: str = "eager", seed: int = 0, *, trace: str | os.PathLike[str] | None = None
+    schedule: str = "eager",
+    seed: int = 0,
+    *,
+    tensor_pipe: TensorPipe = "isa",
+    trace: str | os.PathLike[str] | None = None,
 ) -> Iterator[list[Summary]]:
-    """Calls of emulated backends in this block run under that schedule and seed.
+    """Calls of emulated backends in this block run under that schedule and seed, and with what
+    `run` says of `tensor_pipe`.
 
     Yields a list that gets a `Summary` for each launch. The file `trace` gets the timeline of all
     of them as Chrome-trace JSON when the block ends, however it ends; raises OSError where that
     cannot be written.
     """
     from mqa.emulator.executor import traced
+    from mqa.emulator.tensor_order import check_pipe
+
+    check_pipe(tensor_pipe)
 
     with traced(trace) as timeline:
-        setting = _Setting(schedule, seed, timeline)
+        setting = _Setting(schedule, seed, tensor_pipe, timeline)
         token = _setting.set(setting)
         try:
             yield setting.launches
@@ -162,6 +172,7 @@ def execute(plan: Plan, tensors: Mapping[str, Tensor | None]) -> None:
         tensors,
         schedule=setting.schedule,
         seed=setting.seed,
+        tensor_pipe=setting.tensor_pipe,
         timeline=setting.timeline,
     )
     setting.launches.append(summary)

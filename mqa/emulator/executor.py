@@ -26,6 +26,7 @@ from mqa.emulator.program import Program
 from mqa.emulator.reports import EmulationError, Kind
 from mqa.emulator.scheduler import Scheduler
 from mqa.emulator.summary import Summary, opcodes
+from mqa.emulator.tensor_order import TensorPipe, check_pipe
 from mqa.emulator.trace import Timeline
 
 MOST_CLUSTER_CTAS = 16
@@ -51,6 +52,7 @@ class How:
     seed: int = 0
     checks: bool | None = None
     ignored: frozenset[Kind] = frozenset()
+    tensor_pipe: TensorPipe = "isa"
     timeline: Timeline | None = None
     kernel: str = ""
     roles: tuple[Role, ...] = ()
@@ -86,6 +88,7 @@ def run(
     seed: int = 0,
     checks: bool | None = None,
     ignore: Collection[Kind] = (),
+    tensor_pipe: TensorPipe = "isa",
     trace: str | os.PathLike[str] | None = None,
 ) -> Summary:
     """Execute a kernel on the CPU.
@@ -106,8 +109,11 @@ def run(
         checks: None: all that the schedule leaves time for, which in "eager" is all but those of
             order; True: all; False: none of those that a kernel can go on after, so that it does
             what it would mostly do on hardware.
-        ignore: What alone is not looked for, of `Kind.PROXY_FENCE` and `Kind.PRODUCT_FENCE`: for
-            kernels that do without on hardware, and of which all else is to be checked.
+        ignore: What alone is not looked for, of `Kind.PROXY_FENCE`, `Kind.PRODUCT_FENCE` and
+            `Kind.TENSOR_FENCE`: for kernels that do without on hardware, and of which all else is
+            to be checked.
+        tensor_pipe: "isa": products and copies to tensor memory of Blackwell are done in any order
+            that the ISA allows; "in-order": as they were issued, for kernels that lean on that.
         trace: File that gets the launch's timeline as Chrome-trace JSON, also where it fails.
 
     Raises:
@@ -116,14 +122,23 @@ def run(
         ValueError: The launch itself is wrong.
         OSError: `trace` cannot be written.
     """
-    unknown = set(ignore) - {Kind.PROXY_FENCE, Kind.PRODUCT_FENCE}
+    check_pipe(tensor_pipe)
+    unknown = set(ignore) - {Kind.PROXY_FENCE, Kind.PRODUCT_FENCE, Kind.TENSOR_FENCE}
     if unknown:
         raise ValueError(f"ignore has {min(kind.name for kind in unknown)}, expected fences alone")
     program, memory = _load(ptx, entry), Global()
     params, maps = _bind(program, memory, args)
     shape = Shape(grid, block, cluster, smem_bytes)
     with traced(trace) as timeline:
-        how = How(schedule, seed, checks, frozenset(ignore), timeline, program.entry.name)
+        how = How(
+            schedule,
+            seed,
+            checks,
+            frozenset(ignore),
+            tensor_pipe,
+            timeline=timeline,
+            kernel=program.entry.name,
+        )
         return _launch(program, memory, params, maps, shape, how)
 
 
@@ -166,6 +181,7 @@ def run_plan(
     schedule: str = "eager",
     seed: int = 0,
     checks: bool | None = None,
+    tensor_pipe: TensorPipe = "isa",
     timeline: Timeline | None = None,
 ) -> Summary:
     """Execute what `mqa.cuda.driver` would launch; tensors by the names that the plan has."""
@@ -190,6 +206,7 @@ def run_plan(
         schedule,
         seed,
         checks,
+        tensor_pipe=tensor_pipe,
         timeline=timeline,
         kernel=str(plan.kernel),
         roles=plan.roles,
@@ -228,6 +245,7 @@ def _launch(
         maps=maps,
         checks=how.looked_for(),
         names=_names(program, how.parts),
+        tensor_pipe=how.tensor_pipe,
     )
     return _execute(machine, how)
 

@@ -21,6 +21,7 @@ from mqa.emulator.warp import Wait, Warp
 if TYPE_CHECKING:
     from mqa.emulator.program import Program
     from mqa.emulator.trace import Recorder
+    from mqa.emulator.tensor_order import TensorPipe
 
 
 class Operation:
@@ -39,6 +40,8 @@ class Operation:
         """The time is that of the party whose operation it is, see `mqa.emulator.order`."""
         self.bytes, self.address = bytes, address
         """What it moves, and where in shared memory; for those who look."""
+        self.place = ""
+        """Likewise, what it uses of tensor memory."""
         self.done = False
         self.after: list[Operation] = []
         """Operations that have to be done before."""
@@ -73,6 +76,8 @@ class Cluster(list["Cta"]):
         self.order = order
         self.told: Seen = {}
         """What arrivals of this round told."""
+        self.tensor: Any = None
+        """What `mqa.emulator.tensor_order` keeps."""
 
     def arrive(self) -> None:
         self.arrived += 1
@@ -134,6 +139,8 @@ class Cta:
         self._local: dict[int, Array] = {}
         self.products: dict[int, Any] = {}
         """Of each warpgroup: what `mqa.emulator.wgmma` keeps."""
+        self.tensor: Any = None
+        """Tensor memory, once an instruction asked for it."""
         self.warps = [
             Warp(self, i, min(LANES, self.threads - i * LANES), program)
             for i in range(-(-self.threads // LANES))
@@ -204,6 +211,8 @@ class Cta:
         self.cluster.leave(warp)
         for barrier in self._named.values():
             barrier.leave()
+        if self.tensor is not None and all(other.done for other in self.warps):
+            self.tensor.leave()
 
     def named(self, number: int) -> NamedBarrier:
         if not 0 <= number < 16:
@@ -296,6 +305,7 @@ class Machine:
         maps: dict[int, Any],
         checks: Checks,
         names: Sequence[tuple[int, str]] = (),
+        tensor_pipe: TensorPipe = "isa",
     ) -> None:
         self.program, self.memory = program, memory
         self.checks, self.names = checks, names
@@ -318,6 +328,9 @@ class Machine:
         self.clock = 0
         """What threads read of it last."""
         self.eager = True
+        self.tensor_pipe = tensor_pipe
+        self.cta_group = 0
+        """CTAs that instructions of tensor memory are for, once one was executed: 1 or 2."""
         self.recorder: Recorder | None = None
 
     def begin(self, operation: Operation) -> None:

@@ -144,6 +144,7 @@ class Program:
     def __init__(self, module: Module, entry: Entry) -> None:
         # They register what they bind.
         from mqa.emulator import engines, memory_access, reductions, sync, wgmma  # noqa: F401
+        from mqa.emulator import tcgen05, tcgen05_mma  # noqa: F401
 
         self.module, self.entry = module, entry
         self.layout = _lay_out(module, entry)

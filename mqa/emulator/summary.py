@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _CLASSES = {
     "wgmma": ("wgmma",),
+    "tcgen05": ("tcgen05",),
     "asynchronous copies": ("cp", "prefetch", "prefetchu"),
     "mbarriers": ("mbarrier",),
     "barriers and fences": ("bar", "barrier", "fence", "membar", "griddepcontrol", "setmaxnreg"),

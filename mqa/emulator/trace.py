@@ -36,6 +36,7 @@ _ENGINES = (
     ("cp.reduce.async.bulk", "bulk copy"),
     ("cp.async", "cp.async"),
     ("wgmma", "wgmma"),
+    *((f"tcgen05.{what}", f"tcgen05.{what}") for what in ("mma", "cp", "ld", "st", "commit")),
 )
 """Track of what an opcode that begins so issues; the first that fits counts."""
 
@@ -159,6 +160,8 @@ class Recorder:
             args["bytes"] = operation.bytes
         if operation.address is not None:
             args["shared address"] = f"{operation.address:#x}"
+        if operation.place:
+            args["tensor memory"] = operation.place
         engine = _engine(self.program.place(warp.current.pc)[1], warp)
         found = _Slice(operation.name, args, self.now, self.now, issuer)
         self._operations.setdefault((warp.cta.index, engine), []).append(found)

@@ -148,6 +148,8 @@ class Warp:
         self.open_products: list[Any] = []
         """wgmma of the group that is not committed yet."""
         self.product_groups: list[list[Any]] = []
+        self.tensor: Any = None
+        """What `mqa.emulator.tensor_order` keeps."""
         self.max_registers = 0
         self.cluster_wait: Wait | None = None
         """Of an arrival at the cluster barrier that no wait followed yet."""

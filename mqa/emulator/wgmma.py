@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from mqa.emulator.reports import Finding, Kind
 from mqa.emulator.taint import Taint, decides, put, united
 from mqa.emulator.warp import FULL, Wait, lanes
 from mqa.emulator.units import FORMS, OPCODES, Form, HalfSums, decode, round_half, wrap
-from mqa.testing.accumulators import FusedTruncating
+from mqa.testing.accumulators import FusedTruncating, GroupedTruncating
 
 if TYPE_CHECKING:
     from mqa.emulator.machine import Cta
@@ -101,9 +102,12 @@ class Matrix:
 
 
 _NONE = 4096
+_SCALES_ABOVE = 8
+"""An E2M1 product's exponent and that of its scales differ by no more."""
 
 
-def _matrix(values: Array, least: int) -> Matrix:
+def matrix(values: Array, least: int) -> Matrix:
+    """What sums need to know of values [rows, K]; subnormals have the exponent `least`."""
     nan: Array = np.isnan(values)
     clean = np.where(nan, 0.0, values)
     mantissa, exponent = np.frexp(clean)
@@ -121,7 +125,7 @@ def _matrix(values: Array, least: int) -> Matrix:
 @functools.lru_cache(maxsize=1024)
 def _decoded(raw: bytes, rows: int, kind: str) -> Matrix:
     """An operand from its rows' bytes. Queries come again and again, so they are kept."""
-    return _matrix(*decode(raw, rows, kind))
+    return matrix(*decode(raw, rows, kind))
 
 
 @dataclass(frozen=True)
@@ -162,12 +166,12 @@ def _kept(model: FusedTruncating) -> int:
     return 10 if isinstance(model, HalfSums) else min(model.bits, 23)
 
 
-def _plain(a: Matrix, b: Matrix, start: Array | None) -> Array:
+def plain(a: Matrix, b: Matrix, start: Array | None) -> Array:
     """a b^T + start where nothing is rounded."""
     total = a.values @ b.values.T
     if start is not None:
         total += start
-    return _with_nan(total, a, b)
+    return with_nan(total, a, b)
 
 
 def multiply(a: Matrix, b: Matrix, start: Array | None, kind: str) -> Array:
@@ -176,17 +180,28 @@ def multiply(a: Matrix, b: Matrix, start: Array | None, kind: str) -> Array:
     `kind` is the name of a `mqa.emulator.units.Form`.
     """
     model = FORMS[kind].model
-    total: Array | None
     if model is None:
         total = a.values @ b.values.T
         return wrap(total if start is None else total + start, saturates=FORMS[kind].saturates)
-    total = _exact(a, b, start, model)
+    return summed(a, b, start, model)
+
+
+def summed(
+    a: Matrix,
+    b: Matrix,
+    start: Array | None,
+    model: FusedTruncating,
+    dots: Callable[[Array, Array, Array | None], Array] | None = None,
+) -> Array:
+    """a b^T + start as a model of floats says; `dots` forms sums that are not exact, if another
+    function does than the model's."""
+    total = exact(a, b, start, model)
     if total is None:
-        total = model.dots(a.values, b.values, start)
-    return _with_nan(total, a, b)
+        total = (dots or model.dots)(a.values, b.values, start)
+    return with_nan(total, a, b)
 
 
-def _with_nan(total: Array, a: Matrix, b: Matrix) -> Array:
+def with_nan(total: Array, a: Matrix, b: Matrix) -> Array:
     if a.nan.any():
         total[a.nan] = np.nan
     if b.nan.any():
@@ -194,7 +209,7 @@ def _with_nan(total: Array, a: Matrix, b: Matrix) -> Array:
     return total
 
 
-def _exact(a: Matrix, b: Matrix, start: Array | None, model: FusedTruncating) -> Array | None:
+def exact(a: Matrix, b: Matrix, start: Array | None, model: FusedTruncating) -> Array | None:
     """The sums if no term loses a bit and none is subnormal or infinite, else None."""
     if not (a.finite and b.finite):
         return None
@@ -202,15 +217,17 @@ def _exact(a: Matrix, b: Matrix, start: Array | None, model: FusedTruncating) ->
     last = a.last[:, None] + b.last
     product = a.values @ b.values.T
     if start is not None:
-        bits = np.abs(start)
+        size = np.abs(start)
         # A sum so far has at most 24 bits: what it is a multiple of follows from its own value.
         units = np.ldexp(1.0, np.where(last < _NONE // 2, np.maximum(last, -1000), -1000))
-        if np.count_nonzero(np.fmod(start, units)) or not np.isfinite(bits).all():
+        if np.count_nonzero(np.fmod(start, units)) or not np.isfinite(size).all():
             return None
-        largest = np.maximum(largest, np.frexp(bits)[1] - 1)
+        largest = np.maximum(largest, np.frexp(size)[1] - 1)
         product = product + start
     used = last < _NONE // 2
-    if np.count_nonzero(used & ((largest - last > model.bits) | (last < -100) | (largest > 100))):
+    # Exponents of block scales may be above those of the terms.
+    bits = model.bits - _SCALES_ABOVE if isinstance(model, GroupedTruncating) else model.bits
+    if np.count_nonzero(used & ((largest - last > bits) | (last < -100) | (largest > 100))):
         return None
     if isinstance(model, HalfSums):
         return round_half(product)
@@ -303,7 +320,7 @@ class Product(Operation):
         if before is not None and form.model is not None:
             self.whole = before.with_products(a, b, form.model)
         if self.whole is not None:
-            self.result = _plain(a, b, start)
+            self.result = plain(a, b, start)
         else:
             self.result = multiply(a, b, start, form.name)
         self.chained = None
@@ -468,7 +485,7 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
     dests = [b.dest(part, "f32", at)[0] for part in d.parts]
     if any(b.types[place].itemsize != 4 for place in dests):
         fail(at, "registers of the accumulator have to have 32 bits")
-    slots = [(place, _as_declared(b.types[place])) for place in dests]
+    slots = [(place, as_declared(b.types[place])) for place in dests]
     signs, across = _trailing(rest, at, form, from_registers=isinstance(a, Vector))
     source = _a_source(b, a, at)
     parts = a.parts if isinstance(a, Vector) else ()
@@ -590,7 +607,7 @@ def _own(warp: Warp, product: Product, slots: list[Slot], *, adds: bool) -> None
 
 
 @functools.cache
-def _as_declared(kind: Any) -> Any:
+def as_declared(kind: Any) -> Any:
     """What makes a result, kept as 32 bits, a value of the register."""
     return None if kind == np.dtype(np.uint32) else lambda value: value.view(kind)
 
@@ -662,22 +679,32 @@ def _give_back(warp: Warp, product: Product) -> None:
     member = warp.index % GROUP_WARPS
     if not product.pending[member] or product.pending[member][0].operation is not product:
         return  # a later product adds to it
-    if warp.cta.machine.checks.any:
-        _check_kept(warp, product)
     held = product.held(member)
-    for i, value in enumerate(product.registers(member)):
-        pending = product.pending[member][i]
-        if held is not None:
-            taint = Taint(held[i], product.origin)
-            for place in pending.holders(warp.registers):
-                put(warp, place, united([warp.tainted.get(place), taint]), lanes(FULL))
-        pending.settle(warp.registers, value)
+    taints = None if held is None else [Taint(one, product.origin) for one in held]
+    give_back(warp, product, product.pending[member], product.registers(member), taints)
     product.pending[member] = []
 
 
-def _check_kept(warp: Warp, product: Product) -> None:
-    """Raise a finding if a sum went nowhere: its register was written before the wait."""
-    for pending in product.pending[warp.index % GROUP_WARPS]:
+def give_back(
+    warp: Warp,
+    owner: Operation,
+    owned: list[Pending],
+    registers: list[Array],
+    taints: list[Taint] | None,
+) -> None:
+    """Registers of an operation that is done get their values, and so do those moved from them."""
+    if warp.cta.machine.checks.any:
+        _check_kept(warp, owner, owned)
+    for i, (pending, value) in enumerate(zip(owned, registers, strict=True)):
+        if taints is not None:
+            for place in pending.holders(warp.registers):
+                put(warp, place, united([warp.tainted.get(place), taints[i]]), lanes(FULL))
+        pending.settle(warp.registers, value)
+
+
+def _check_kept(warp: Warp, owner: Operation, owned: list[Pending]) -> None:
+    """Raise a finding if a result went nowhere: its register was written before the wait."""
+    for pending in owned:
         place = pending.places[0][0]
         if warp.registers[place].__class__ is not np.ndarray or pending.derived:
             continue
@@ -685,7 +712,7 @@ def _check_kept(warp: Warp, product: Product) -> None:
             name = warp.program.entry.registers[place].name
             raise Finding(
                 Kind.PENDING_REGISTER,
-                f"{name} belongs to {product}, and was written before the wait for it",
+                f"{name} belongs to {owner}, and was written before the wait for it",
             )
 
 

@@ -113,6 +113,71 @@ class FusedTruncating:
 
 
 @dataclass(frozen=True)
+class GroupedTruncating(FusedTruncating):
+    """A tensor unit for 4-bit elements: `group` products are summed exactly and multiplied by the
+    significands of their two block scales; these terms have the sum of the scales' exponents.
+
+    Terms are aligned, cut and added as in `FusedTruncating`. A group of zeros has no exponent.
+    """
+
+    group: int = 16
+
+    def dots(
+        self,
+        q: F64,
+        k: F64,
+        start: F64 | None = None,
+        exponents: tuple[I32, I32] | None = None,
+    ) -> F64:
+        """`exponents`: of the scales of each group of q [R, D / group] and of k [K, D / group].
+        Without them a group's term has the exponent of its largest product."""
+        total = np.zeros((len(q), len(k)))
+        if start is not None:
+            total += start
+        for first in range(0, q.shape[1], self.k):
+            total = self._fused(q, k, first, total, exponents)
+        return total
+
+    def error(self, q: F64, k: F64) -> F64:
+        """One unit of the last aligned bit for each term, and one of the sum's last bit."""
+        terms = min(self.k, q.shape[1]) // self.group + 1
+        magnitude: F64 = np.abs(q) @ np.abs(k).T
+        steps = -(-q.shape[1] // self.k)
+        unit = 2.0**-23 + terms * 2.0 ** (10 - self.bits)
+        return np.asarray(steps * unit * magnitude, np.float64)
+
+    def _fused(
+        self, q: F64, k: F64, first: int, total: F64, exponents: tuple[I32, I32] | None
+    ) -> F64:
+        largest, sums = _exponent(total, _FLOAT32_MIN), []
+        for start in range(first, min(first + self.k, q.shape[1]), self.group):
+            a, b = q[:, start : start + self.group], k[:, start : start + self.group]
+            size = np.abs(a) @ np.abs(b).T
+            if exponents is None:
+                exponent = _largest_product(a, b)
+            else:
+                mine, theirs = (one[:, start // self.group] for one in exponents)
+                exponent = np.where(size == 0, np.int32(_NOTHING), mine[:, None] + theirs)
+            np.maximum(largest, exponent, out=largest)
+            sums.append(a @ b.T)
+        np.maximum(largest, np.int32(_LEAST_ALIGNMENT), out=largest)
+        unit, per_unit = _power(largest - self.bits), _power(self.bits - largest)
+        with np.errstate(invalid="ignore"):  # infinities that meet are NaN
+            units = np.trunc(total * per_unit)
+            for one in sums:
+                units += np.trunc(one * per_unit)
+        return _cut(units * unit, min(self.bits, 23))
+
+
+def _largest_product(a: F64, b: F64) -> I32:
+    """Exponents of the largest products of rows of a and of b, [rows of a, rows of b]."""
+    found = np.full((len(a), len(b)), _NOTHING, np.int32)
+    for x, y in zip(_exponent(a).T, _exponent(b).T, strict=True):
+        np.maximum(found, x[:, None] + y[None, :], out=found)
+    return found
+
+
+@dataclass(frozen=True)
 class Reordered:
     """A model whose kernels take the dims of a dot in another order, steps of 16 after each other.
 
@@ -177,3 +242,13 @@ HOPPER_E4M3_IN_BF16 = Reordered(HOPPER_BF16, 8)
 """E4M3, scaled or not, that the `sm90` backends convert to bfloat16."""
 HOPPER_E2M1_IN_BF16 = Reordered(HOPPER_BF16, 4)
 """E2M1 with block scales, converted likewise."""
+BLACKWELL_F16 = FusedTruncating(bits=25, k=16, min_exponent=-14)
+"""float16 `tcgen05.mma`; like all models of Blackwell as published (MMA-Sim), not confirmed."""
+BLACKWELL_BF16 = FusedTruncating(bits=25, k=16, min_exponent=-126)
+BLACKWELL_TF32 = FusedTruncating(bits=25, k=8, min_exponent=-126)
+BLACKWELL_FP8 = FusedTruncating(bits=25, k=32, min_exponent=-6)
+"""E4M3 by E4M3 with kind::f8f6f4."""
+BLACKWELL_MXFP8 = FusedTruncating(bits=25, k=32)
+"""kind::mxf8f6f4: exponents of block scales are added to those of the products."""
+BLACKWELL_MXFP4 = GroupedTruncating(bits=35, k=64)
+"""kind::mxf4 and kind::mxf4nvf4."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -15,20 +16,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for ptx_kernels
 
 @pytest.fixture
 def assembles(tmp_path: Path) -> Callable[[list[str]], None]:
-    """Asserts that ptxas takes kernels `k` of modules that have the header of `ptx_kernels`."""
+    """Asserts that ptxas takes kernels `k` of modules that have a header of `ptx_kernels`, for the
+    target that each names."""
     if shutil.which("ptxas") is None:
         pytest.skip("ptxas is not installed")
-    from ptx_kernels import HEADER
+    from ptx_kernels import header
 
     def assemble(texts: list[str], declarations: str = "") -> None:
-        parts = [HEADER, declarations]
+        modules: dict[str, list[str]] = {}
         for i, text in enumerate(texts):
-            body = text.removeprefix(HEADER).removeprefix(declarations)
+            (target,) = re.findall(r"^\.target (\w+)", text, re.MULTILINE)
+            parts = modules.setdefault(target, [header(target), declarations])
+            body = text.removeprefix(header(target)).removeprefix(declarations)
             parts.append(body.replace(".entry k(", f".entry k{i}("))
-        file = tmp_path / "all.ptx"
-        file.write_text("".join(parts))
-        command = ["ptxas", "-arch=sm_90a", "-o", str(tmp_path / "all.cubin"), str(file)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        for target, parts in modules.items():
+            file = tmp_path / f"{target}.ptx"
+            file.write_text("".join(parts))
+            command = ["ptxas", f"-arch={target}", "-o", str(tmp_path / "all.cubin"), str(file)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
 
     return assemble

@@ -9,23 +9,29 @@ import numpy as np
 from mqa.emulator import run
 
 Array = np.ndarray[Any, Any]
-HEADER = ".version 9.0\n.target sm_90a\n.address_size 64\n"
+
+
+def header(target: str) -> str:
+    return f".version 9.0\n.target {target}\n.address_size 64\n"
+
+
+HEADER = header("sm_90a")
 REGISTERS = """
 .reg .pred %p<16>;
 .reg .b16 %rs<32>;
-.reg .b32 %r<64>;
+.reg .b32 %r<256>;
 .reg .f32 %f<160>;
 .reg .b64 %rd<64>;
 .reg .f64 %fd<16>;
 """
 
 
-def kernel(body: str, params: int, *, shared: str = "") -> str:
+def kernel(body: str, params: int, *, shared: str = "", target: str = "sm_90a") -> str:
     """A kernel `k` with 8-byte parameters; %rd<i> holds parameter i, %r0 the thread's number."""
     names = ",\n".join(f".param .u64 p{i}" for i in range(params))
     loads = "".join(f"ld.param.u64 %rd{i}, [p{i}];\n" for i in range(params))
     start = f"{REGISTERS}\n{shared}\n{loads}\nmov.u32 %r0, %tid.x;\n"
-    return f"{HEADER}.visible .entry k(\n{names}\n)\n{{\n{start}{body}\nret;\n}}\n"
+    return f"{header(target)}.visible .entry k(\n{names}\n)\n{{\n{start}{body}\nret;\n}}\n"
 
 
 def applied(body: str, inputs: list[Array], result: Any) -> str:

@@ -87,7 +87,7 @@ class Product:
 
 
 def make_product(format: Literal["fp8", "mxfp8", "mxfp4"], seed: int = 0) -> Product:
-    """Small whole numbers and scales near 1: no sum is rounded."""
+    """Small numbers and scales near 1: no sum is rounded, and the emulator knows."""
     generator = np.random.default_rng(seed)
     rows, width = TILES * ROWS, STEPS * STEP_BYTES
     a, a_values = _operand(generator, format, rows, width)
@@ -95,7 +95,7 @@ def make_product(format: Literal["fp8", "mxfp8", "mxfp4"], seed: int = 0) -> Pro
     scales = np.zeros(16, np.uint8)
     if format != "fp8":
         a_scales, b_scales = (
-            generator.integers(125, 130, (len(x), x.shape[1] // 32), np.uint8)
+            generator.integers(126, 130, (len(x), x.shape[1] // 32), np.uint8)
             for x in (a_values, b_values)
         )
         a_values = a_values * np.repeat(2.0 ** (a_scales - 127.0), 32, axis=1)

@@ -229,12 +229,11 @@ class Product(TensorOperation):
 
     def _lanes_of_a(self) -> Array:
         """In tensor memory, of each row: one, or two with the same where a pair shares 128 rows."""
-        row = np.arange(self.rows)[:, None]
+        row: Array = np.arange(self.rows)[:, None]
         if self.rows == LANES:
             return row
-        return (
-            row + np.array([0, LANES // 2]) if self.group == 2 else row % 16 + row // 16 * QUARTER
-        )
+        parted: Array = row % HALF + row // HALF * QUARTER
+        return parted if self.group == 1 else np.concatenate([row, row + LANES // 2], axis=1)
 
     def compute(self) -> None:
         b_raw = b"".join(self._raw(share.b) for share in self.shares)

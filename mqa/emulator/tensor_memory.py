@@ -87,7 +87,7 @@ class TensorOperation(Operation):
     def __init__(self, name: str, issuer: Issuer, piece: Piece) -> None:
         super().__init__(name, self.compute)
         self.issuer, self.piece = issuer, piece
-        self.told = f"{name} of {issuer.warp.where()}"
+        self.told = issuer.warp.where()
         self.party = 0
         self.regions: list[tuple[TensorMemory, Region, bool]] = []
         self._numbers: dict[int, int] = {}

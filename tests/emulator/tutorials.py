@@ -7,9 +7,10 @@ it wrote becomes arguments for `mqa.emulator.run`.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
-import importlib.util
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 
 from mqa.cuda.tensor_map import DESCRIPTOR_BYTES, TensorMap
-from mqa.emulator import BoundMap, parser, run
+from mqa.emulator import BoundMap, Summary, parser, run
 
 HERE = Path(__file__).resolve().parent
 MAP_MAGIC = b"recorded map".ljust(16, b"\0")
@@ -46,6 +47,14 @@ def source() -> Path:
     return Path(str(header.locate())).parents[2]
 
 
+def example(name: str) -> Path:
+    """A file of the package's examples; skips the test where it is missing."""
+    file = source() / "examples" / name
+    if not file.exists():
+        pytest.skip(f"nvidia-cutlass has no {name}")
+    return file
+
+
 @dataclass
 class Tutorial:
     """A tutorial as a program that records its launch, and its kernels' PTX."""
@@ -53,6 +62,7 @@ class Tutorial:
     folder: Path
     program: Path
     ptx: str
+    architecture: str
     sizes: dict[str, list[int]]
 
 
@@ -91,41 +101,75 @@ class Launch:
                 at += len(word)
         return parts
 
-    def run(self, ptx: str, **options: Any) -> None:
+    def run(self, ptx: str, **options: Any) -> Summary:
         """Execute the kernel; `memory` is changed."""
         shape = (self.grid, self.block, self.arguments())
-        run(ptx, self.kernel, *shape, smem_bytes=self.shared, cluster=self.cluster, **options)
+        given: dict[str, Any] = {"smem_bytes": self.shared, "cluster": self.cluster, **options}
+        return run(alone(ptx, self.kernel), self.kernel, *shape, **given)
 
 
-def start_compiling(source: Path, file: Path, folder: Path) -> subprocess.Popen[bytes]:
-    """nvcc on a tutorial: an object file with PTX in it, and the PTX beside it."""
-    folder.mkdir()
-    includes = [f"-I{source / part}" for part in ("include", "tools/util/include")]
-    target = ["-gencode", "arch=compute_90a,code=compute_90a", "--expt-relaxed-constexpr"]
-    options = [
-        "-std=c++17",
-        "--keep",
-        "--keep-dir",
-        str(folder),
-        "-c",
-        "-o",
-        str(folder / "host.o"),
-    ]
-    with (folder / "log").open("wb") as log:
-        command = ["nvcc", *target, *options, *includes, str(file)]
-        return subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+HOPPER, BLACKWELL = "90a", "100a"
 
 
-def link(folder: Path, name: str) -> Tutorial:
-    """The program of a tutorial that was compiled, with the runtime that records."""
-    runtime, program = folder / "runtime.o", folder / "program"
-    made = ["nvcc", "-std=c++17", "-c", "-o", str(runtime), str(HERE / "foreign" / "runtime.cpp")]
-    for command in (made, ["g++", "-o", str(program), str(folder / "host.o"), str(runtime)]):
-        subprocess.run(command, check=True, capture_output=True)
-    ptx = (folder / f"{name}.ptx").read_text()
+@dataclass(frozen=True)
+class Source:
+    """What nvcc compiles."""
+
+    file: Path
+    architecture: str
+    includes: tuple[Path, ...] = ()
+    definitions: tuple[str, ...] = ()
+
+
+def compiled(factory: pytest.TempPathFactory, name: str, what: Source) -> Tutorial:
+    """The program of a source, compiled once for all processes that run tests."""
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder = root / f"compiled-{name}"
+    with (root / f"compiled-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "program").exists():
+            _compile(what, folder)
+    ptx = (folder / f"{what.file.stem}.ptx").read_text()
     entries = parser.parse(ptx).entries
-    sizes = {entry.name: [param.size for param in entry.params] for entry in entries.values()}
-    return Tutorial(folder, program, ptx, sizes)
+    # Kernels of CUB fill memory, as the tests do.
+    sizes = {
+        entry.name: [param.size for param in entry.params]
+        for entry in entries.values()
+        if not entry.name.startswith("_ZN3cub")
+    }
+    return Tutorial(folder, folder / "program", ptx, what.architecture, sizes)
+
+
+def _compile(what: Source, folder: Path) -> None:
+    """nvcc makes an object file with PTX in it, and the PTX beside it. That is linked with the
+    runtime that records."""
+    folder.mkdir(exist_ok=True)
+    places = [source() / "include", source() / "tools/util/include", *what.includes]
+    target = f"arch=compute_{what.architecture},code=compute_{what.architecture}"
+    host, runtime = str(folder / "host.o"), str(folder / "runtime.o")
+    options = ["-std=c++17", "--expt-relaxed-constexpr", "-gencode", target]
+    options += ["--keep", "--keep-dir", str(folder), *(f"-I{place}" for place in places)]
+    options += [f"-D{definition}" for definition in what.definitions]
+    recorder = str(HERE / "foreign" / "runtime.cpp")
+    for command in (
+        ["nvcc", *options, "-c", "-o", host, str(what.file)],
+        ["nvcc", "-std=c++17", "-c", "-o", runtime, recorder],
+        ["g++", "-o", str(folder / "linking"), host, runtime],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "linking").rename(folder / "program")
+
+
+def alone(ptx: str, kernel: str) -> str:
+    """A module without its other kernels."""
+    starts = [found.start() for found in re.finditer(r"(?m)^(\.visible )?\.entry", ptx)]
+    for start, end in zip(starts, [*starts[1:], len(ptx)], strict=True):
+        if re.match(rf"(\.visible )?\.entry {re.escape(kernel)}\(", ptx[start:end]):
+            return ptx[: starts[0]] + ptx[start:end]
+    raise ValueError(f"kernel={kernel!r}, expected one of the module")
 
 
 def launch(tutorial: Tutorial, folder: Path, *arguments: object) -> Launch:
@@ -133,7 +177,8 @@ def launch(tutorial: Tutorial, folder: Path, *arguments: object) -> Launch:
     lines = (" ".join(map(str, [name, *sizes])) for name, sizes in tutorial.sizes.items())
     (folder / "sizes").write_text("\n".join(lines) + "\n")
     command = [str(tutorial.program), *map(str, arguments)]
-    environment = {**os.environ, "RECORD": str(folder)}
+    capability = tutorial.architecture[:-2]
+    environment = {**os.environ, "RECORD": str(folder), "CAPABILITY": capability}
     subprocess.run(command, check=True, env=environment, capture_output=True)
     return _read(folder)
 

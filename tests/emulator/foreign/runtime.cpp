@@ -225,7 +225,8 @@ cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* config,
     if (one.id != cudaLaunchAttributeClusterDimension) continue;
     cluster = dim3(one.val.clusterDim.x, one.val.clusterDim.y, one.val.clusterDim.z);
   }
-  return record(function, config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes, args);
+  return record(function, config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes,
+                args);
 }
 
 cudaError_t cudaLaunchKernel(

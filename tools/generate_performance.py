@@ -22,8 +22,9 @@ PAGE = ROOT / "docs" / "performance.md"
 REPORTS = ROOT / "docs" / "benchmarks"
 sys.path.insert(0, str(ROOT))
 
-from mqa.cli.gpu.tables import TextTable, tables  # noqa: E402
+from mqa.cli.gpu.tables import tables  # noqa: E402
 from mqa.cli.plots import draw_groups  # noqa: E402
+from mqa.cli.tables import markdown  # noqa: E402
 
 BEGIN = "<!-- results: `make performance` writes what follows -->"
 END = "<!-- end of results -->"
@@ -76,7 +77,7 @@ def _section(path: Path, report: Mapping[str, Any]) -> str:
     drawn = picture(path, report)
     if drawn is not None:
         parts.append(f"![Ratio to the peer, row by row]({path.parent.name}/{drawn.name})\n")
-    parts += [_markdown(table) for table in tables(report)]
+    parts += [markdown(table) for table in tables(report)]
     return "\n".join(parts) + "\n"
 
 
@@ -99,18 +100,6 @@ def _facts(path: Path, report: Mapping[str, Any]) -> str:
         f"{listed}. Measured {report['date'][:10]} by `{shlex.join(report['command'])}`, "
         f"{report['rounds']} pairs a row; all numbers are in {source}.\n"
     )
-
-
-def _markdown(table: TextTable) -> str:
-    columns = [_cell(column) for column in table.columns]
-    rule = ["---", *["---:"] * (len(columns) - 1)]
-    rows = [columns, rule, *([_cell(cell) for cell in row] for row in table.rows)]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([f"**{table.title[0].upper()}{table.title[1:]}**", "", *lines, ""])
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", r"\|")
 
 
 if __name__ == "__main__":

@@ -1,24 +1,15 @@
-"""Tables of a GPU report, as text cells: for the terminal and for docs/performance.md."""
+"""The tables of a GPU report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mqa.cli.gpu.ceilings import CEILINGS, SIDE
 from mqa.cli.gpu.rows import GROUPS
+from mqa.cli.tables import TextTable
 
 Entry = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A title, the names of the columns and the cells, a list a row."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def tables(report: Mapping[str, Any]) -> list[TextTable]:

@@ -107,3 +107,14 @@ def test_a_report_that_cannot_be_written_is_noticed_first(run, tmp_path):
     assert result.exit_code == 1
     assert "cannot write" in result.stderr
     assert result.stdout == ""
+
+
+def test_check_writes_a_table_that_can_be_sent(run, more_backends, tmp_path):
+    path = tmp_path / "check.md"
+    line = f"{SMALL_DENSE} regime=exact seed=2"
+    result = run("check", line, SMALL_PAGED, "--backend", "broken", "--table", str(path))
+    assert result.exit_code == 1
+    page = path.read_text("utf-8")
+    assert "- kernels: " in page
+    assert "| fp8 | dense | exact | 1 | 0 | 0 | - |" in page
+    assert f"- failed: {parse(line)}: " in page

@@ -67,9 +67,11 @@ def test_many_failures_are_cut_short(run, more_backends):
 
 
 def test_a_backend_that_refuses_everything_checked_nothing(run, error_line, more_backends):
-    result = run("check", SMALL_DENSE, "--backend", "choosy")
+    result = run("check", SMALL_DENSE, "--backend", "choosy", "--device", "cpu")
     assert "nothing was checked" in error_line(result)
     assert "H=4 is not 99" in result.stderr
+    result = run("check", SMALL_DENSE, "--backend", "choosy")
+    assert "--backend choosy: needs a GPU that nobody has: buy one" in error_line(result, 1)
 
 
 def test_a_backend_that_writes_around_out_fails(run, monkeypatch):

@@ -208,3 +208,4 @@ def execute(plan: Plan, tensors: Mapping[str, Tensor | None], arch: str) -> None
 SM90_EMULATED = Emulated(SM90, ARCH)
 SM90_ACCURATE_EMULATED = Emulated(SM90_ACCURATE, ARCH)
 SM100_EMULATED = Emulated(SM100, BLACKWELL_ARCH)
+EMULATED = {one.name: one for one in (SM100_EMULATED, SM90_EMULATED, SM90_ACCURATE_EMULATED)}

@@ -1,6 +1,6 @@
 """Clocks that each unit of an SM needs for one tile of the Blackwell kernels, by published rates.
 
-Static: from the tiles of `mqa.cuda.sm100` and, for the math units, from instructions counted in
+Static: from the tiles of `mqa.cuda.sm100_tiles` and, for the math units, from instructions counted in
 compiled kernels (docs/pipes/sm100.json). Nothing here was measured on such a GPU. A kernel whose
 parts overlap perfectly is as fast as its busiest unit; no kernel is faster.
 
@@ -20,7 +20,7 @@ COUNTS = ROOT / "docs" / "pipes" / "sm100.json"
 sys.path.insert(0, str(ROOT))
 
 from mqa.cli.tables import TextTable, markdown  # noqa: E402
-from mqa.cuda import sm100  # noqa: E402
+from mqa.cuda import sm100_tiles  # noqa: E402
 
 ELEMENTS = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4"}
 HEADS = (8, 16, 32, 64, 128)
@@ -91,8 +91,8 @@ def tile_of(
     head, relus shared out so that both units end together. `from_dram`: keys come from memory, as
     in decoding; else from L2, where other blocks have read them too.
     """
-    columns = sm100.most_columns(heads, ELEMENTS[kind]) if columns is None else columns
-    t = sm100.tiles(heads, dim, columns, ELEMENTS[kind])
+    columns = sm100_tiles.most_columns(heads, ELEMENTS[kind]) if columns is None else columns
+    t = sm100_tiles.tiles(heads, dim, columns, ELEMENTS[kind])
     pairs = _KEYS * columns // heads
     keys = _KEYS * (t.row_bytes + _SCALE_BYTES)
     written = pairs * logit_bytes
@@ -111,7 +111,7 @@ def tile_of(
     return Tile(kind, heads, dim, columns, pairs, clocks)
 
 
-def _shared_bytes(t: sm100.Tiles) -> int:
+def _shared_bytes(t: sm100_tiles.Tiles) -> int:
     """Bytes to and from shared memory for one tile: keys and their scales come, both operands are
     read once, scales are read by math (a warp of each set) or ordered and copied."""
     scales = _KEYS * _SCALE_BYTES
@@ -139,7 +139,9 @@ def dense_table(counts: Mapping[tuple[str, int, int], Counted], dim: int = 128) 
             found = counts.get((kind, heads, dim))
             tile = tile_of(kind, heads, dim, counted=found)
             rows.append((f"{kind} H={heads}{'' if found else ' *'}", *_cells(tile)))
-    return TextTable(f"clocks a tile by unit, dense, D={dim}, float32 logits", _COLUMNS, tuple(rows))
+    return TextTable(
+        f"clocks a tile by unit, dense, D={dim}, float32 logits", _COLUMNS, tuple(rows)
+    )
 
 
 def columns_table(heads: int = 64, dim: int = 128) -> TextTable:
@@ -151,7 +153,7 @@ def columns_table(heads: int = 64, dim: int = 128) -> TextTable:
                 continue  # with scales there is no room for a second accumulator
             tile = tile_of(kind, heads, dim, columns=columns)
             a_pair = (tile.clocks[unit] / tile.pairs for unit in _BY_COLUMNS)
-            accumulators = sm100.tiles(heads, dim, columns, ELEMENTS[kind]).slots
+            accumulators = sm100_tiles.tiles(heads, dim, columns, ELEMENTS[kind]).slots
             rows.append((f"{kind} {columns}", *(f"{c:.2f}" for c in a_pair), str(accumulators)))
     names = ("columns", *(f"{unit}, clocks a pair" for unit in _BY_COLUMNS), "accumulators")
     return TextTable(f"columns that share a tile of keys, H={heads} D={dim}", names, tuple(rows))
@@ -163,12 +165,14 @@ def paged_table(dim: int = 128) -> TextTable:
     for kind in ELEMENTS:
         for next_n, columns in ((1, 64), (2, 128)):
             tile = tile_of(kind, 64, dim, columns=columns, from_dram=True)
-            t = sm100.tiles(64, dim, columns, ELEMENTS[kind])
+            t = sm100_tiles.tiles(64, dim, columns, ELEMENTS[kind])
             held = t.stages * (t.k_bytes + _KEYS * _SCALE_BYTES)
             cells = _cells(tile, units=_DECODING)
             rows.append((f"{kind} next_n={next_n}", *cells, f"{held / DRAM_BYTES:.0f}"))
     names = ("kernel", "columns", "pairs", *_DECODING, "busiest", "clocks/pair", "ring, clocks")
-    return TextTable(f"clocks a tile by unit, paged, H=64 D={dim}, float32 logits", names, tuple(rows))
+    return TextTable(
+        f"clocks a tile by unit, paged, H=64 D={dim}, float32 logits", names, tuple(rows)
+    )
 
 
 _UNITS = ("tensor", "shared memory", "tensor memory", "FMA", "ALU", "issue", "L2", "DRAM")

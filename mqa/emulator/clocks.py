@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mqa.emulator.warp import Warp
 
 CLOCKS = {"%clock": ("u32", 0), "%clock_hi": ("u32", 32), "%clock64": ("u64", 0)}
+CLOCKS |= {"%globaltimer": ("u64", 0)}
 """Special registers: their type, and the first of its bits of the machine's clock."""
 STEP = 4096
 """From one read to the next, by whatever warp: loops that wait for a time end soon."""

@@ -27,11 +27,12 @@ from mqa.emulator.memory import (
     rank_of,
     ranked,
 )
+from mqa.emulator.memory_access import buffers_of
 from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Address, Instruction
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
-from mqa.emulator.sync import MBarrier, barrier_at
+from mqa.emulator.sync import MBarrier, barrier_at, barrier_places
 from mqa.emulator.warp import Wait, lanes
 
 if TYPE_CHECKING:
@@ -174,18 +175,26 @@ def copy_in(
     read: Callable[[], Array],
     targets: list[tuple[Shared, Array, MBarrier]],
     size: int,
+    *,
+    combines: bool = False,
 ) -> None:
-    """Issue a copy to shared memory; its bytes go to 16-byte chunks, in order."""
+    """Issue a copy to shared memory; its bytes go to 16-byte chunks, in order.
+
+    `combines`: `read` gives what it makes of the bytes that are there.
+    """
     words = [_words(chunks) for _, chunks, _ in targets]
-    for (shared, _, barrier), index in zip(targets, words, strict=True):
-        shared.acquire(index, name, writes=True)
-        shared.order_write(index, warp.view, barrier.party, barrier.phase + 1, name)
+    for (shared, chunks, barrier), index in zip(targets, words, strict=True):
+        if warp.cta.machine.checks.any:
+            warp.cta.keep_barriers(shared, chunks + shared.start, 16, name)
+        shared.acquire(index, name, writes=True, combines=combines)
+        order = shared.order_change if combines else shared.order_write
+        order(index, warp.view, barrier.party, barrier.phase + 1, name)
 
     def act() -> None:
         data = read().reshape(-1).view("c16")
         for (shared, chunks, barrier), index in zip(targets, words, strict=True):
             shared.data.view("c16")[chunks // 16] = data
-            shared.release(index, writes=True)
+            shared.release(index, writes=True, combines=combines)
             barrier.deliver(size)
 
     first, chunks, _ = targets[0]
@@ -206,9 +215,14 @@ def targets_of(
         cta = warp.cta if place is None else warp.cta.peer(place)
         yield cta, target & _OFFSET, _known(barrier_at(warp, barrier))
         return
+    ctas = len(warp.cta.cluster)
+    if not 0 < multicast < 1 << ctas:
+        raise Finding(
+            Kind.OUT_OF_BOUNDS, f"multicast mask {multicast:#x} in a cluster of {ctas} CTAs"
+        )
     given = rank_of(barrier & (1 << 60) - 1)
     parity = (warp.cta.rank if given is None else given) & 1
-    for rank in range(len(warp.cta.cluster)):
+    for rank in range(ctas):
         if multicast >> rank & 1:
             moved = ranked(rank & ~1 | parity if pairs else rank, barrier)
             yield warp.cta.peer(rank), target & _OFFSET, _known(barrier_at(warp, moved))
@@ -461,15 +475,17 @@ class OperationsWait(Wait):
 
     label = "asynchronous copies"
 
-    def __init__(self, operations: list[Operation], party: int) -> None:
-        self.operations, self.party = operations, party
+    def __init__(self, operations: list[Operation], party: int, time: int = 0) -> None:
+        """`time` of the party that is over with them, where there may be later ones."""
+        self.operations, self.party, self.time = operations, party, time
 
     def ready(self) -> bool:
         return all(operation.done for operation in self.operations)
 
     def over(self, warp: Warp) -> None:
-        if warp.view is not None and self.operations:
-            warp.view.saw(self.party, max(operation.time for operation in self.operations))
+        if warp.view is not None:
+            times = (operation.time for operation in self.operations)
+            warp.view.saw(self.party, max(self.time, *times, 0))
 
     def __str__(self) -> str:
         return ", ".join(str(x) for x in self.operations if not x.done)
@@ -529,6 +545,8 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
         offsets = places - shared.start
         words = (offsets[:, None] // 4 + np.arange(size // 4)).ravel()
         name = f"cp.async of {size} bytes by warp {warp.index}"
+        if warp.cta.machine.checks.any:
+            warp.cta.keep_barriers(shared, places, size, name)
         shared.acquire(words, name, writes=True, proxy=False)
         warp.copied += 1
         shared.order_write(words, warp.view, warp.copy_party, warp.copied, name)
@@ -552,13 +570,13 @@ def _gather(warp: Warp, origins: Array, counts: Array, size: int) -> Array:
     data = np.zeros((len(origins), size), np.uint8)
     reads = counts > 0
     if np.count_nonzero(reads):
-        buffer = warp.cta.machine.memory.find(int(origins[reads][0]))
+        memory = warp.cta.machine.memory
         for byte in range(size):
-            these = counts > byte
-            if np.count_nonzero(these):
+            these = np.flatnonzero(counts > byte)
+            if len(these):
                 places = origins[these] + byte
-                buffer.check(places, 1, "cp.async")
-                data[these, byte] = buffer.data[places - buffer.origin]
+                for which, buffer in buffers_of(memory, places, 1, "cp.async"):
+                    data[these[which], byte] = buffer.data[places[which] - buffer.origin]
         if np.count_nonzero(origins[reads] % size):
             raise Finding(Kind.MISALIGNED, f"cp.async of {size} bytes")
     return data
@@ -566,7 +584,7 @@ def _gather(warp: Warp, origins: Array, counts: Array, size: int) -> Array:
 
 @effect("cp.async.mbarrier.arrive")
 def cp_async_arrive(b: Binder, at: Instruction) -> Effect:
-    where = addresses(b, at.operands[0], at, "b64")
+    where = barrier_places(b, at.operands[0], at)
     counted = "noinc" in at.parts
 
     def run(warp: Warp, mask: int) -> None:
@@ -597,7 +615,7 @@ def cp_async_arrive(b: Binder, at: Instruction) -> Effect:
 @effect("cp.async.commit_group")
 def cp_async_commit(b: Binder, at: Instruction) -> Effect:
     def run(warp: Warp, mask: int) -> None:
-        warp.copy_groups.append(warp.copies)
+        warp.copy_groups.append((warp.copied, warp.copies))
         warp.copies = []
 
     return run
@@ -609,9 +627,11 @@ def cp_async_wait(b: Binder, at: Instruction) -> Effect:
     every = at.parts[2] == "wait_all"
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        groups = warp.copy_groups
-        waited = list(itertools.chain(*groups[: len(groups) - newest]))
-        waited += warp.copies if every else []
-        return OperationsWait(waited, warp.copy_party).unless_ready(warp)
+        groups = warp.copy_groups[: max(len(warp.copy_groups) - newest, 0)]
+        if every:
+            groups = [*groups, (warp.copied, warp.copies)]
+        waited = list(itertools.chain(*(copies for _, copies in groups)))
+        time = groups[-1][0] if groups else 0
+        return OperationsWait(waited, warp.copy_party, time).unless_ready(warp)
 
     return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 import os
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from mqa.emulator import parser
 from mqa.emulator.device import REGISTERS_OF_SM, launch_registers, pool_of
 from mqa.emulator.engines import encode_map
 from mqa.emulator.machine import Machine
-from mqa.emulator.memory import CONST_START, PARAM_START, SHARED_START, Checks, Global, own_buffer
+from mqa.emulator.memory import PARAM_START, SHARED_START, Buffer, Checks, Global, own_buffer
 from mqa.emulator.program import Program
 from mqa.emulator.reports import EmulationError, Kind
 from mqa.emulator.scheduler import Scheduler
@@ -30,6 +31,10 @@ from mqa.emulator.tensor_order import TensorPipe, check_pipe
 from mqa.emulator.trace import Timeline
 
 MOST_CLUSTER_CTAS = 16
+MOST_GRID = (2**31 - 1, 65535, 65535)
+MOST_BLOCK = (1024, 1024, 64)
+IGNORABLE = frozenset({Kind.PROXY_FENCE, Kind.PRODUCT_FENCE, Kind.TENSOR_FENCE, Kind.UNFINISHED})
+"""What hardware mostly does without."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,8 @@ def run(
     """Execute a kernel on the CPU.
 
     Args:
-        ptx: What NVRTC or nvcc made of the kernel, for sm_90a.
+        ptx: What NVRTC or nvcc made of the kernel, for sm_90a or sm_100f: its target says which
+            GPU it runs on, an H200 or a B200.
         entry: Name of the kernel in it; None where there is only one.
         grid: CTAs, up to three dimensions.
         block: Threads of a CTA.
@@ -110,8 +116,8 @@ def run(
             order; True: all; False: none of those that a kernel can go on after, so that it does
             what it would mostly do on hardware.
         ignore: What alone is not looked for, of `Kind.PROXY_FENCE`, `Kind.PRODUCT_FENCE` and
-            `Kind.TENSOR_FENCE`: for kernels that do without on hardware, and of which all else is
-            to be checked.
+            `Kind.TENSOR_FENCE`, `Kind.UNFINISHED`: for kernels that do without on hardware, and of
+            which all else is to be checked.
         tensor_pipe: "isa": products and copies to tensor memory of Blackwell are done in any order
             that the ISA allows; "in-order": as they were issued, for kernels that lean on that.
         trace: File that gets the launch's timeline as Chrome-trace JSON, also where it fails.
@@ -123,9 +129,7 @@ def run(
         OSError: `trace` cannot be written.
     """
     check_pipe(tensor_pipe)
-    unknown = set(ignore) - {Kind.PROXY_FENCE, Kind.PRODUCT_FENCE, Kind.TENSOR_FENCE}
-    if unknown:
-        raise ValueError(f"ignore has {min(kind.name for kind in unknown)}, expected fences alone")
+    check_ignored(ignore)
     program, memory = _load(ptx, entry), Global()
     params, maps = _bind(program, memory, args)
     shape = Shape(grid, block, cluster, smem_bytes)
@@ -140,6 +144,14 @@ def run(
             kernel=program.entry.name,
         )
         return _launch(program, memory, params, maps, shape, how)
+
+
+def check_ignored(ignore: Collection[Kind]) -> None:
+    """Raise ValueError unless all of these can be left out alone."""
+    unknown = set(ignore) - IGNORABLE
+    if unknown:
+        names = ", ".join(sorted(kind.name for kind in IGNORABLE))
+        raise ValueError(f"ignore has {min(kind.name for kind in unknown)}, expected {names} alone")
 
 
 @contextlib.contextmanager
@@ -164,7 +176,9 @@ def _bind(
     for number, (param, value) in enumerate(zip(program.entry.params, args, strict=True)):
         parts = value if isinstance(value, list | tuple) else (value,)
         size = param.size if len(parts) == 1 else 8
-        raw = b"".join(_argument(memory, maps, param.name, size, part) for part in parts)
+        raw = b"".join(
+            _argument(memory, maps, param.name, size, part, param.type) for part in parts
+        )
         if len(raw) != param.size:
             raise ValueError(f"args[{number}] has {len(raw)} bytes, expected {param.size}")
         at = program.layout.symbols[param.name] - PARAM_START
@@ -182,6 +196,7 @@ def run_plan(
     seed: int = 0,
     checks: bool | None = None,
     tensor_pipe: TensorPipe = "isa",
+    ignore: Collection[Kind] = (),
     timeline: Timeline | None = None,
 ) -> Summary:
     """Execute what `mqa.cuda.driver` would launch; tensors by the names that the plan has."""
@@ -206,6 +221,7 @@ def run_plan(
         schedule,
         seed,
         checks,
+        frozenset(ignore),
         tensor_pipe=tensor_pipe,
         timeline=timeline,
         kernel=str(plan.kernel),
@@ -224,12 +240,9 @@ def _launch(
     how: How,
 ) -> Summary:
     if program.layout.initial:
-        end = max(address + len(data) for address, data in program.layout.initial)
-        constants = own_buffer("module-scope variables", end - CONST_START, CONST_START)
+        names = {address: name for name, address in program.layout.symbols.items()}
         for address, data in program.layout.initial:
-            first = address - CONST_START
-            constants.data[first : first + len(data)] = np.frombuffer(data, np.uint8)
-        memory.add_buffer(constants)
+            memory.add_buffer(_variable(names[address], address, data))
     grid, block = _three(shape.grid), _three(shape.block)
     required = program.entry.directives.get("reqnctapercluster", (1,))
     cluster = _three(shape.cluster or required)
@@ -248,6 +261,14 @@ def _launch(
         tensor_pipe=how.tensor_pipe,
     )
     return _execute(machine, how)
+
+
+def _variable(name: str, address: int, data: bytes) -> Buffer:
+    """A variable of the module, with bounds of its own."""
+    origin = address & -16
+    raw = np.zeros(-(-(address + len(data) - origin) // 16) * 16, np.uint8)
+    raw[address - origin :][: len(data)] = np.frombuffer(data, np.uint8)
+    return Buffer(name, raw, address, address + len(data), origin)
 
 
 def _execute(machine: Machine, how: How) -> Summary:
@@ -289,6 +310,18 @@ def _check_launch(
     smem_bytes: int,
 ) -> None:
     directives, threads, ctas = program.entry.directives, math.prod(block), math.prod(cluster)
+    for name, sizes, most_sizes in (
+        ("grid", grid, MOST_GRID),
+        ("block", block, MOST_BLOCK),
+        ("cluster", cluster, (MOST_CLUSTER_CTAS,) * 3),
+    ):
+        if any(not 1 <= x <= limit for x, limit in zip(sizes, most_sizes, strict=True)):
+            raise ValueError(f"{name}={sizes}, expected 1 to {most_sizes}")
+    if smem_bytes < 0:
+        raise ValueError(f"smem_bytes={smem_bytes}, expected 0 or more")
+    wanted = directives.get("reqnctapercluster")
+    if wanted is not None and cluster != _three(wanted):
+        raise ValueError(f"cluster={cluster}, expected {_three(wanted)}, which the kernel requires")
     most = math.prod(directives.get("maxntid", (1024,)))
     if not 1 <= threads <= most:
         raise ValueError(f"block={block}, expected 1 to {most} threads")
@@ -308,9 +341,11 @@ def _check_launch(
 
 
 def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:
-    given = (size,) if isinstance(size, int) else size
-    padded = (*given, 1, 1)[:3]
-    return padded[0], padded[1], padded[2]
+    given = size if isinstance(size, Sequence) else (size,)
+    if not 1 <= len(given) <= 3:
+        raise ValueError(f"{size} has {len(given)} dimensions, expected 1 to 3")
+    x, y, z = (operator.index(part) for part in (*given, 1, 1)[:3])
+    return x, y, z
 
 
 @functools.lru_cache(maxsize=64)
@@ -331,6 +366,7 @@ def _argument(
     name: str,
     size: int,
     value: Argument,
+    kind: str,
 ) -> bytes:
     """Bytes of an argument, or of a part of one. Maps get the numbers in which they come."""
     if isinstance(value, bytes):
@@ -346,10 +382,18 @@ def _argument(
         return encode_map(len(maps) - 1)
     if isinstance(value, Tensor | np.ndarray):
         return struct.pack("<Q", _add(memory, name, value))
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int | float) and kind in ("f32", "f64"):
+        return struct.pack("<f" if kind == "f32" else "<d", value)
     if isinstance(value, float):
+        if kind[:1] in ("u", "s") or size not in (4, 8):
+            raise ValueError(f"{name}={value}, expected a whole number of type .{kind}")
         return struct.pack("<f" if size == 4 else "<d", value)
     if not isinstance(value, int):
         raise TypeError(f"{name}={value!r} is no argument")
+    if not -(1 << 8 * size - 1) <= value < 1 << 8 * size:
+        raise ValueError(f"{name}={value}, expected a number of {8 * size} bits")
     return (value & (1 << 8 * size) - 1).to_bytes(size, "little")
 
 

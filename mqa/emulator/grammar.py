@@ -12,7 +12,16 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mqa.emulator.alu import fail, storage
-from mqa.emulator.parser import BYTES, Instruction, Negated, Operand, Pair, Register, Symbol
+from mqa.emulator.parser import (
+    BYTES,
+    Immediate,
+    Instruction,
+    Negated,
+    Operand,
+    Pair,
+    Register,
+    Symbol,
+)
 
 _SIGNED = {"s16", "s32", "s64"}
 _WHOLE = _SIGNED | {"u16", "u32", "u64"}
@@ -286,6 +295,8 @@ def _check_arithmetic(at: Instruction, key: str) -> None:
         shape += "t"
     if len(at.operands) != len(shape):
         fail(at, f"{len(at.operands)} operands, expected {len(shape)}")
+    for operand in at.operands if "wide" not in rest else ():
+        _check_class(at, operand, kind)
     size = BYTES[kind]
     sizes = {"t": size, "w": 2 * size, "u": 4, "h": 2, "p": 0}
     for operand, letter in zip(at.operands, shape, strict=True):
@@ -322,6 +333,8 @@ def _check_mode(at: Instruction, key: str, rest: list[str], kind: str) -> None:
     whole = kind in _WHOLE
     if key in ("mul", "mad") and whole != bool({"lo", "hi", "wide"} & set(rest)):
         fail(at, f"expected {'one' if whole else 'none'} of .lo, .hi and .wide")
+    if "NaN" in rest and kind not in _HALVES | {"f32"}:
+        fail(at, f".NaN is no modifier of .{kind}")
     if key == "fma" and not _ROUNDINGS & set(rest):
         fail(at, "expected how to round")
     if key == "div" and kind in _FLOATS and not {*_ROUNDINGS, *_INEXACT[kind]} & set(rest):
@@ -346,6 +359,17 @@ def _check_mode(at: Instruction, key: str, rest: list[str], kind: str) -> None:
             legal = legal | _WITH_NAN
         if name not in legal:
             fail(at, f"comparison .{name} of .{kind} is not modelled")
+
+
+def _check_class(at: Instruction, operand: Operand, kind: str) -> None:
+    """Floats and whole numbers do not stand for each other, unless the type is of bits alone."""
+    given = operand.type if isinstance(operand, Register) else ""
+    number = isinstance(operand, Immediate)
+    of_floats = bool(isinstance(operand, Immediate) and operand.float_bits)
+    if kind in _WHOLE and (given in _FLOATS or of_floats):
+        fail(at, f"operand {operand} is a float, and the type is .{kind}")
+    if kind in _FLOATS and at.parts[0] != "setp" and number and not of_floats:
+        fail(at, f"operand {operand} is no float, and the type is .{kind}")
 
 
 def _check_size(at: Instruction, operand: Operand, size: int) -> None:

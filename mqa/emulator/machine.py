@@ -12,7 +12,7 @@ import numpy as np
 from mqa.emulator.alu import LANES
 from mqa.emulator.floats import Array
 from mqa.emulator.memory import Buffer, Checks, Global, Shared, ranked
-from mqa.emulator.order import Order, Seen
+from mqa.emulator.order import Order, Seen, merge
 from mqa.emulator.reports import Finding, Kind
 from mqa.emulator.device import launch_registers, pool_of
 from mqa.emulator.sync import GROUP_WARPS, MBarrier, NamedBarrier
@@ -150,6 +150,8 @@ class Cta:
         self.registers = self.pool
         """Of these, what its warps have now."""
         self._budgets: dict[int, list[tuple[int, int]]] = {}
+        self.party = cluster.order.new_party() if cluster.order else 0
+        """Whoever has seen its time 1 knows that the CTA has begun."""
         for warp in self.warps:
             self._start(warp)
         cluster.warps += len(self.warps)
@@ -157,6 +159,8 @@ class Cta:
     def _start(self, warp: Warp) -> None:
         """Special registers, and the registers that a launch gives each thread."""
         warp.max_registers = self.pool // (len(self.warps) * LANES)
+        if warp.view is not None:
+            warp.view.saw(self.party, 1)
         known = self._special(warp)
         binder = self.machine.program.binder
         for name, place in binder.special.items():
@@ -215,6 +219,11 @@ class Cta:
         """Of warps that did not end, whole warps counted."""
         return LANES * sum(not warp.done for warp in self.warps)
 
+    def threads_left(self, warp: Warp) -> None:
+        """Threads of a warp ended: who of their sisters came to a barrier is all of the warp."""
+        for barrier in self._named.values():
+            barrier.complete_warp(warp)
+
     def leave(self, warp: Warp) -> None:
         """A warp ended."""
         self.cluster.leave(warp)
@@ -222,6 +231,40 @@ class Cta:
             barrier.leave()
         if self.tensor is not None and all(other.done for other in self.warps):
             self.tensor.leave()
+        looks = self.machine.checks.look_for(Kind.UNFINISHED)
+        if looks and all(other.done for other in self.warps):
+            self._check_end()
+
+    def _check_end(self) -> None:
+        """Raise a finding if others may still use the shared memory of the CTA, which ends."""
+        for _, writes, user in self.shared.in_flight:
+            raise Finding(
+                Kind.UNFINISHED,
+                f"CTA {self.index} ends, and in flight is {user}, which "
+                f"{'writes' if writes else 'reads'} its shared memory",
+            )
+        if self.shared.users is None:
+            return
+        views = [warp.view for warp in self.warps if warp.view is not None]
+        seen: Seen = {}
+        for view in views:
+            merge(seen, view.seen)
+        use = self.shared.users.left(seen, {view.party for view in views}, views[0].order)
+        if use is not None:
+            raise Finding(
+                Kind.UNFINISHED,
+                f"CTA {self.index} ends, and nothing orders that after its shared memory was used "
+                f"by {use.what}",
+            )
+
+    def check_begun(self, warp: Warp) -> None:
+        """Raise a finding unless a warp of another CTA knows that this one has begun."""
+        if warp.view is not None and self is not warp.cta and self.party not in warp.view.seen:
+            raise Finding(
+                Kind.RACE,
+                f"shared memory of CTA {self.index} is used, and nothing orders that after the "
+                "CTA began",
+            )
 
     def named(self, number: int) -> NamedBarrier:
         if not 0 <= number < 16:
@@ -236,7 +279,7 @@ class Cta:
             )
         other = self.cluster[rank]
         if all(warp.done for warp in other.warps):
-            raise Finding(Kind.RACE, f"CTA {other.index} ended, its shared memory is gone")
+            raise Finding(Kind.UNFINISHED, f"CTA {other.index} ended, its shared memory is gone")
         return other
 
     def local(self, warp: Warp) -> Array:
@@ -244,10 +287,14 @@ class Cta:
         if warp.index not in self._local:
             size = -(-self.machine.program.layout.local // 16) * 16
             self._local[warp.index] = np.full((LANES, size), 0xFF, np.uint8)
+            if self.machine.checks.any:
+                warp.local_taint = np.ones((LANES, size), bool)
         return self._local[warp.index]
 
-    def keep_barriers(self, shared: Shared, places: Array, size: int) -> None:
-        """Raise a finding if ordinary stores hit a live barrier."""
+    def keep_barriers(
+        self, shared: Shared, places: Array, size: int, what: str = "a store"
+    ) -> None:
+        """Raise a finding if what writes these places hits a live barrier."""
         owner = (
             self
             if shared is self.shared
@@ -261,7 +308,7 @@ class Cta:
             return
         for address in owner.barriers:
             if np.count_nonzero((places < address + 8) & (places + size > address)):
-                raise Finding(Kind.BARRIER, f"a store hits {owner.barriers[address]}")
+                raise Finding(Kind.BARRIER, f"{what} hits {owner.barriers[address]}")
 
     def barrier_span(self) -> tuple[int, int]:
         return min(self.barriers), max(self.barriers)

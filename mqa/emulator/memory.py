@@ -91,6 +91,11 @@ class Buffer:
                         f"{what} of {size} bytes between rows, {self._relative(bad)}",
                     )
 
+    def owns(self, address: int) -> bool:
+        """Whether that byte is one of the buffer's own."""
+        inside = self.start <= address < self.end
+        return inside and (self.allowed is None or bool(self.allowed[address - self.start]))
+
     def _relative(self, address: int) -> str:
         size = self.end - self.start
         return f"byte {address - self.start} of {self.name}, which has {size}"
@@ -132,14 +137,18 @@ class Global:
     def find(self, address: int) -> Buffer:
         """The allocation that an address belongs to."""
         last = self._last
-        if last is not None and last.start <= address < last.end:
+        if last is not None and last.owns(address):
             return last
-        before: Buffer | None = None
+        before = gap = None
         for buffer in self._buffers[: bisect.bisect(self._starts, address)]:
-            if address < buffer.end:
+            if buffer.owns(address):
                 self._last = buffer
                 return buffer
+            if address < buffer.end:
+                gap = gap or buffer  # rows of another tensor may lie in it
             before = buffer
+        if gap is not None:
+            return gap
         where = "no allocation is near"
         if before is not None:
             where = f"{address - before.end} bytes past the end of {before.name}"
@@ -195,6 +204,8 @@ class Shared(Buffer):
         self.dirty = Buffer("", np.zeros(size, np.uint8), 0, size, 0)
         self.reading = np.zeros(size // 4, np.int16)
         self.writing = np.zeros(size // 4, np.int16)
+        self.combining = np.zeros(size // 4, np.int16)
+        """Of the writing ones, those that others may combine with."""
         self.in_flight: list[tuple[Any, bool, str]] = []
         """Of each asynchronous operation: its words, whether it writes, and what it is."""
         self._dirty_pages: dict[int, set[int]] = {}
@@ -288,23 +299,32 @@ class Shared(Buffer):
             part[part == old] = new
 
     def acquire(
-        self, words: Any, user: str, *, writes: bool, proxy: bool = True, poison: bool = False
+        self,
+        words: Any,
+        user: str,
+        *,
+        writes: bool,
+        proxy: bool = True,
+        poison: bool = False,
+        combines: bool = False,
     ) -> None:
         """The asynchronous operation `user` will read or write these 4-byte words.
 
         `proxy`: it does so by the asynchronous proxy. `poison`: it may read what was never written,
-        as products do whose columns nobody uses.
+        as products do whose columns nobody uses. `combines`: it changes what is there, and others
+        that do may come in between.
         """
         if self.checks.any:
-            self._no_clash(words, user, writes=writes)
+            self._no_clash(words, user, writes=writes, combines=combines)
         if proxy and self.checks.look_for(Kind.PROXY_FENCE):
             self._fenced(words, writes=writes)
-        if not writes and not poison and self.checks.any:
+        if (combines or not writes) and not poison and self.checks.any:
             written = self.written.view(4)
             if np.count_nonzero(written[words] != 0xFFFFFFFF):
                 raise Finding(Kind.UNWRITTEN, self._first(words, written != 0xFFFFFFFF))
         users = self.writing if writes else self.reading
         users[words] += 1
+        self.combining[words] += combines
         self.in_flight.append((words, writes, user))
 
     def order(self, words: Any, view: View | None, party: int, time: int, user: str) -> None:
@@ -320,9 +340,17 @@ class Shared(Buffer):
             number = view.order.number(Use(party, time, user))
             self.users.write(self.users.of_words(words), view, number, f"by {user}")
 
-    def release(self, words: Any, *, writes: bool) -> None:
+    def order_change(self, words: Any, view: View | None, party: int, time: int, user: str) -> None:
+        """The same for those that combine what they bring with what is there."""
+        if self.users is not None and view is not None:
+            self.users.combine(
+                self.users.of_words(words), view, Use(party, time, user), f"by {user}"
+            )
+
+    def release(self, words: Any, *, writes: bool, combines: bool = False) -> None:
         users = self.writing if writes else self.reading
         users[words] -= 1
+        self.combining[words] -= combines
         self.in_flight = [one for one in self.in_flight if one[0] is not words]
         if writes:
             self.written.view(4)[words] = 0xFFFFFFFF
@@ -333,11 +361,12 @@ class Shared(Buffer):
         pages = np.unique(words >> 10).tolist()
         self._dirty_pages.setdefault(warp + 1, set()).update(pages)
 
-    def _no_clash(self, words: Any, user: str, *, writes: bool) -> None:
+    def _no_clash(self, words: Any, user: str, *, writes: bool, combines: bool) -> None:
         """Raise a finding unless an asynchronous operation may use these words now."""
         if not self.in_flight:
             return
         busy = self.writing + self.reading if writes else self.writing
+        busy = busy - self.combining if combines else busy
         if np.count_nonzero(busy[words]):
             places = np.arange(len(busy))[words].ravel()
             place = int(places[busy[places] != 0][0])

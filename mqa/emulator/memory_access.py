@@ -11,7 +11,7 @@ import numpy as np
 from mqa.emulator import halves, taint
 from mqa.emulator.alu import DTYPES, LANES, Binder, fail
 from mqa.emulator.floats import Array
-from mqa.emulator.memory import RANK_SHIFT, WINDOWS, Buffer, Shared, rank_of, ranked
+from mqa.emulator.memory import RANK_SHIFT, WINDOWS, Buffer, Global, Shared, rank_of, ranked
 from mqa.emulator.parser import BYTES, Address, Instruction, Operand, Register, Symbol, Vector
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
@@ -107,19 +107,21 @@ def _taint_loaded(
     warp: Warp, space: str, places: Array, size: int, dests: list[int], mask: int
 ) -> None:
     """Registers got what was never written."""
-    which = np.flatnonzero(lanes(mask))
-    space, places = _resolve(places) if space == "" else (space, places)
-    for i, dest in enumerate(dests):
-        bad = _unwritten(warp, space, places + i * size, size, mask)
-        if not np.count_nonzero(bad):
-            continue
-        where = int(places[bad][0]) + i * size
-        origin = f"byte {where} of local memory"
-        if space != "local":
-            origin = warp.cta.shared.told(where & (1 << RANK_SHIFT) - 1)
-        threads = np.zeros(LANES, bool)
-        threads[which[bad]] = True
-        taint.put(warp, dest, Taint(threads, f"{origin}, loaded by {warp.place()}"), lanes(mask))
+    for at, known, inside in _windows(space, places):
+        here = _threads(mask, at)
+        which = np.flatnonzero(lanes(here))
+        for i, dest in enumerate(dests):
+            bad = _unwritten(warp, known, inside + i * size, size, here)
+            if not np.count_nonzero(bad):
+                continue
+            where = int(inside[bad][0]) + i * size
+            origin = f"byte {where} of local memory"
+            if known != "local":
+                origin = warp.cta.shared.told(where & (1 << RANK_SHIFT) - 1)
+            threads = np.zeros(LANES, bool)
+            threads[which[bad]] = True
+            found = Taint(threads, f"{origin}, loaded by {warp.place()}")
+            taint.put(warp, dest, found, lanes(here))
 
 
 def _unwritten(warp: Warp, space: str, places: Array, size: int, mask: int) -> Array:
@@ -129,6 +131,8 @@ def _unwritten(warp: Warp, space: str, places: Array, size: int, mask: int) -> A
         rows = np.flatnonzero(lanes(mask))
         found: Array = warp.local_taint.reshape(LANES, -1, size)[rows, places // size].any(axis=1)
         return found
+    if not space.startswith("shared"):
+        return bad
     for which, shared, where in _by_cta(warp, places):
         part = shared.unwritten(where, size)
         if part is not None:
@@ -143,14 +147,16 @@ def strong(access: Any) -> Any:
         order = warp.cta.cluster.order
         if order is None or warp.view is None:
             return access(warp, space, places, *rest)
-        known, inside = _resolve(places) if space == "" else (space, places)
-        keys: list[Any] = (inside // 4).tolist()
-        if known.startswith("shared"):
-            keys = [
-                (shared, place // 4)
-                for _, shared, where in _by_cta(warp, inside)
-                for place in where.tolist()
-            ]
+        keys: list[Any] = []
+        for _, known, inside in _windows(space, places):
+            if known.startswith("shared"):
+                keys += [
+                    (shared, place // 4)
+                    for _, shared, where in _by_cta(warp, inside)
+                    for place in where.tolist()
+                ]
+            else:
+                keys += (inside // 4).tolist()
         order.hear(warp.view, keys)
         result = access(warp, space, places, *rest)
         order.tell(warp.view, keys)
@@ -162,9 +168,12 @@ def strong(access: Any) -> Any:
 def load(warp: Warp, space: str, places: Array, size: int, count: int, mask: int) -> list[Array]:
     """What threads load: `count` elements of `size` bytes from each address."""
     if space == "":
-        space, places = _resolve(places)
+        parts = list(_windows(space, places))
+        if len(parts) > 1:
+            return _load_parts(warp, parts, _zeros(places, size, count), size, mask)
+        ((_, space, places),) = parts
     if space.startswith("shared"):
-        found = [np.zeros(len(places), f"u{size}") for _ in range(count)]
+        found = _zeros(places, size, count)
         for which, shared, where in _by_cta(warp, places):
             before = warp.unwritten
             loaded = shared.load(where, size, count, warp)
@@ -177,28 +186,82 @@ def load(warp: Warp, space: str, places: Array, size: int, count: int, mask: int
     if space == "local":
         rows = lanes(mask)
         data = warp.cta.local(warp)[rows]
+        _check_local(warp, places, size * count)
         warp.unwritten = warp.local_taint
         return [_local(data, places + i * size, size) for i in range(count)]
-    buffer = _buffer(warp, space, places)
-    buffer.check(places, size * count, "load")
-    first = (places - buffer.origin) // size
-    view = buffer.view(size)
-    return [view[first + i] for i in range(count)]
-
-
-def _local(data: Array, places: Array, size: int) -> Array:
-    rows = np.arange(len(data))
-    if len(places) and (int(places.min()) < 0 or int(places.max()) + size > data.shape[1]):
-        raise Finding(Kind.OUT_OF_BOUNDS, f"local access at byte {int(places.max())}")
-    found: Array = data.view(f"u{size}")[rows, places // size]
+    found = []
+    for which, buffer in _buffers(warp, space, places, size * count, "load"):
+        first = (places[which] - buffer.origin) // size
+        view = buffer.view(size)
+        if isinstance(which, slice):
+            return [view[first + i] for i in range(count)]
+        found = found or _zeros(places, size, count)
+        for i, whole in enumerate(found):
+            whole[which] = view[first + i]
     return found
 
 
-def _resolve(places: Array) -> tuple[str, Array]:
-    """The address space that generic addresses lie in, and the addresses there."""
-    window = int(places[0]) >> 60
-    space = next(name for name, base in WINDOWS.items() if base >> 60 == window)
-    return space, places - WINDOWS[space] if window else places
+def _zeros(places: Array, size: int, count: int) -> list[Array]:
+    return [np.zeros(len(places), f"u{size}") for _ in range(count)]
+
+
+def _load_parts(
+    warp: Warp, parts: list[Any], found: list[Array], size: int, mask: int
+) -> list[Array]:
+    """Threads load from several address spaces."""
+    unwritten = None
+    for which, space, inside in parts:
+        loaded = load(warp, space, inside, size, len(found), _threads(mask, which))
+        unwritten = unwritten if warp.unwritten is None else warp.unwritten
+        warp.unwritten = None
+        for whole, part in zip(found, loaded, strict=True):
+            whole[which] = part
+    warp.unwritten = unwritten
+    return found
+
+
+def _check_local(warp: Warp, places: Array, size: int) -> None:
+    """Raise a finding unless all accesses are aligned and inside."""
+    if np.count_nonzero(places & (size - 1)):
+        bad = int(places[(places & (size - 1)) != 0][0])
+        raise Finding(Kind.MISALIGNED, f"access of {size} bytes at byte {bad} of local memory")
+    low, high = int(places.min()), int(places.max())
+    most = warp.cta.machine.program.layout.local
+    if low < 0 or high + size > most:
+        bad = low if low < 0 else high
+        raise Finding(
+            Kind.OUT_OF_BOUNDS, f"access of {size} bytes at byte {bad} of {most} of local memory"
+        )
+
+
+def _local(data: Array, places: Array, size: int) -> Array:
+    found: Array = data.view(f"u{size}")[np.arange(len(data)), places // size]
+    return found
+
+
+_SPACE_OF = {base >> 60: name for name, base in WINDOWS.items()}
+
+
+def _windows(space: str, places: Array) -> Iterator[tuple[Any, str, Array]]:
+    """The address spaces that addresses lie in: which of them, and the addresses there."""
+    windows = places >> 60 if space == "" else None
+    if windows is None or not np.count_nonzero(windows):
+        yield slice(None), space or "global", places
+        return
+    for window in sorted(set(windows.tolist())):
+        which = windows == window
+        if window not in _SPACE_OF:
+            bad = int(places[which][0]) & (1 << 64) - 1
+            raise Finding(Kind.OUT_OF_BOUNDS, f"generic address {bad:#x} is in no address space")
+        name = _SPACE_OF[window]
+        yield slice(None) if which.all() else which, name, places[which] - WINDOWS[name]
+
+
+def _threads(mask: int, which: Any) -> int:
+    """Of the threads of a mask those that are told by their numbers in it."""
+    if isinstance(which, slice):
+        return mask
+    return sum(1 << lane for lane in np.flatnonzero(lanes(mask))[which].tolist())
 
 
 def _by_cta(warp: Warp, places: Array) -> Iterator[tuple[Any, Shared, Array]]:
@@ -212,14 +275,38 @@ def _by_cta(warp: Warp, places: Array) -> Iterator[tuple[Any, Shared, Array]]:
         which = ranks == code if len(codes) > 1 else slice(None)
         rank = rank_of(code << RANK_SHIFT)
         cta = warp.cta if rank is None else warp.cta.peer(rank)
+        cta.check_begun(warp)
         yield which, cta.shared, places[which] & (1 << RANK_SHIFT) - 1
 
 
-def _buffer(warp: Warp, space: str, places: Array) -> Buffer:
+def _buffers(
+    warp: Warp, space: str, places: Array, size: int, what: str
+) -> Iterator[tuple[Any, Buffer]]:
+    """The buffers that accesses lie in: mostly all in one."""
     machine = warp.cta.machine
     if space == "param":
-        return machine.params
-    return machine.memory.find(int(places[0]))
+        machine.params.check(places, size, what)
+        yield slice(None), machine.params
+    else:
+        yield from buffers_of(machine.memory, places, size, what)
+
+
+def buffers_of(memory: Global, places: Array, size: int, what: str) -> Iterator[tuple[Any, Buffer]]:
+    """The same of global memory."""
+    first = memory.find(int(places[0]))
+    try:
+        first.check(places, size, what)
+    except Finding:
+        found: dict[Buffer, list[int]] = {}
+        for number, place in enumerate(places.tolist()):
+            found.setdefault(memory.find(place), []).append(number)
+        if len(found) == 1:
+            raise
+        for buffer, numbers in found.items():
+            buffer.check(places[numbers], size, what)
+            yield np.array(numbers), buffer
+    else:
+        yield slice(None), first
 
 
 @effect("st", carries=(1,))
@@ -252,8 +339,11 @@ def _taint_stored(
     warp: Warp, space: str, places: Array, size: int, registers: tuple[Register, ...], mask: int
 ) -> None:
     """Raise a finding if what was never written goes to global memory; elsewhere it stays so."""
+    if space == "":
+        for at, known, inside in _windows(space, places):
+            _taint_stored(warp, known, inside, size, registers, _threads(mask, at))
+        return
     which = lanes(mask)
-    space, places = _resolve(places) if space == "" else (space, places)
     if not space.startswith(("shared", "local")):
         taint.decides(warp, registers, which)
         return
@@ -274,7 +364,9 @@ def _taint_stored(
 def store(warp: Warp, space: str, places: Array, size: int, data: list[Array], mask: int) -> None:
     """Store consecutive elements to each address."""
     if space == "":
-        space, places = _resolve(places)
+        for at, known, there in _windows(space, places):
+            store(warp, known, there, size, [value[at] for value in data], _threads(mask, at))
+        return
     if space.startswith("shared"):
         for which, shared, where in _by_cta(warp, places):
             warp.cta.keep_barriers(shared, where, size * len(data))
@@ -283,8 +375,8 @@ def store(warp: Warp, space: str, places: Array, size: int, data: list[Array], m
     if space == "local":
         local = warp.cta.local(warp)
         rows = np.flatnonzero(lanes(mask))
+        _check_local(warp, places, size * len(data))
         for i, value in enumerate(data):
-            _local(local[rows], places + i * size, size)
             local.view(f"u{size}")[rows, (places + i * size) // size] = value
         return
     if not warp.cta.machine.checks.any:
@@ -292,11 +384,10 @@ def store(warp: Warp, space: str, places: Array, size: int, data: list[Array], m
         places, data = places[inside], [value[inside] for value in data]
         if not len(places):
             return
-    buffer = _buffer(warp, space, places)
-    buffer.check(places, size * len(data), "store")
-    first = (places - buffer.origin) // size
-    for i, value in enumerate(data):
-        buffer.view(size)[first + i] = value
+    for which, buffer in _buffers(warp, space, places, size * len(data), "store"):
+        first = (places[which] - buffer.origin) // size
+        for i, value in enumerate(data):
+            buffer.view(size)[first + i] = value[which]
 
 
 def _inside(warp: Warp, space: str, places: Array, size: int) -> list[int]:
@@ -305,7 +396,7 @@ def _inside(warp: Warp, space: str, places: Array, size: int) -> list[int]:
     for i in range(len(places)):
         here = places[i : i + 1]
         with contextlib.suppress(Finding):
-            _buffer(warp, space, here).check(here, size, "store")
+            list(_buffers(warp, space, here, size, "store"))
             found.append(i)
     return found
 
@@ -436,7 +527,7 @@ def st_bulk(b: Binder, at: Instruction) -> Effect:
             words = np.arange(place, place + size, 8)
             if not size:
                 continue
-            if space == "" and not _resolve(words)[0].startswith("shared"):
+            if space == "" and place >> 60 != WINDOWS["shared"] >> 60:
                 raise Finding(Kind.OUT_OF_BOUNDS, f"st.bulk at {place:#x}, not in shared memory")
             store(warp, space, words, 8, [np.zeros(len(words), np.uint64)], mask)
 

@@ -43,6 +43,8 @@ class Order:
     def __init__(self) -> None:
         self.parties = 0
         self.uses: list[tuple[Use, ...]] = [()]
+        self.combining: set[int] = set()
+        """Sets of uses that combine what they bring with what is there."""
         self._places: dict[Any, Seen] = {}
         """Known to those who use a place by atomic or volatile operations."""
 
@@ -179,6 +181,30 @@ class Users:
         self._check(self.writes, index, view, f"written {what}", "written by")
         self._check(self.reads, index, view, f"written {what}", "read by")
         self.writes[index] = number
+        self.reads[index] = 0
+
+    def left(self, seen: Seen, own: set[int], order: Order) -> Use | None:
+        """A use by others than these parties that was not seen."""
+        for number in {*self.writes.tolist(), *self.reads.tolist()}:
+            for use in order.uses[number]:
+                if use.party not in own and seen.get(use.party, 0) < use.time:
+                    return use
+        return None
+
+    def combine(self, index: Any, view: View, use: Use, what: str) -> None:
+        """Somebody changes what is there, as others may at the same time."""
+        combining = view.order.combining
+        old = self.writes[index]
+        plain = ~np.isin(old, list(combining))
+        places = np.arange(len(self.writes))[index].ravel()
+        self._check(self.writes, places[plain.ravel()], view, f"written {what}", "written by")
+        self._check(self.reads, index, view, f"written {what}", "read by")
+        fresh = old.copy()
+        for number in set(old.ravel().tolist()):
+            others = view.order.uses[number] if number in combining else ()
+            fresh[old == number] = new = view.order.number(*others, use)
+            combining.add(new)
+        self.writes[index] = fresh
         self.reads[index] = 0
 
     def _check(self, numbers: Array, index: Any, view: View, what: str, before: str) -> None:

@@ -139,7 +139,9 @@ class Data:
     space: str
     align: int
     size: int
-    initial: bytes = b""
+    initial: bytes | None = b""
+    """None where it is not modelled."""
+    type: str = ""
 
 
 @dataclass(slots=True)
@@ -204,7 +206,8 @@ _RANGE = re.compile(r"(.*?)<(\d+)>\Z")
 _NUMBERED = re.compile(r"(.*?)(\d+)\Z")
 _FLOAT = re.compile(r"0[fF]([0-9a-fA-F]{8})\Z|0[dD]([0-9a-fA-F]{16})\Z")
 _DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][+-]?\d+)?\Z")
-_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?\Z")
+_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?\Z")
+_OCTAL = re.compile(r"-?0[0-7]+\Z")
 _OFFSET = re.compile(r"(.+?)\s*\+\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))\Z|(.+?)\s*-\s*(\d+)\Z")
 
 
@@ -427,7 +430,10 @@ class _Parser:
         size = BYTES[kind]
         for extent in re.findall(r"\[\s*(\d*)\s*\]", named[2]):
             size *= int(extent or 0)
-        return Data(named[1], found[1], align, size, _initial(found["initial"], kind))
+        initial = _initial(found["initial"], kind)
+        if initial is not None and size == 0:
+            size = len(initial)  # [] has what its initial value has
+        return Data(named[1], found[1], align, size, initial, kind)
 
     def _instruction(self, text: str, line: int) -> None:
         if self.entry is None or self.scope is None:
@@ -543,22 +549,37 @@ def _literal(text: str) -> Immediate | None:
     if found:
         return Immediate(int(found[1] or found[2], 16), 32 if found[1] else 64)
     if _INTEGER.match(text):
-        return Immediate(int(text.rstrip("U"), 0))
+        digits = text.rstrip("U")
+        octal = _OCTAL.match(digits)
+        return Immediate(int(digits, 8 if octal else 0))
     if _DECIMAL.match(text):
         return Immediate(int.from_bytes(struct.pack("<d", float(text)), "little"), 64)
     return None
 
 
-def _initial(text: str | None, kind: str) -> bytes:
-    """Of a variable: numbers alone; addresses of others are not modelled, and read as nothing."""
+def _as_kind(literal: Immediate, kind: str) -> int:
+    """Bits of a number as a value of a type."""
+    if literal.float_bits == 64 and kind == "f32":
+        value = struct.unpack("<d", struct.pack("<Q", literal.value))[0]
+        return int.from_bytes(struct.pack("<f", value), "little")
+    if literal.float_bits == 32 and kind == "f64":
+        value = struct.unpack("<f", struct.pack("<I", literal.value))[0]
+        return int.from_bytes(struct.pack("<d", value), "little")
+    return literal.value
+
+
+def _initial(text: str | None, kind: str) -> bytes | None:
+    """Of a variable: numbers in one row; None for all else, as addresses of others."""
     if text is None:
         return b""
     values = []
+    if "{" in text.strip()[1:]:
+        return None
     for part in re.findall(r"[^\s,{}]+", text):
         literal = _literal(part)
         if literal is None:
-            return b""
-        values.append(literal.value)
+            return None
+        values.append(_as_kind(literal, kind))
     size = BYTES[kind]
     mask = (1 << 8 * size) - 1
     return b"".join(struct.pack("<Q", value & mask)[:size] for value in values)

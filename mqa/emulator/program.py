@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mqa.emulator import alu, batches, clocks, grammar
+from mqa.emulator import alu, batches, clocks, forms, grammar
 from mqa.emulator.alu import ALU, Binder, Function, Registers, fail
 from mqa.emulator.batches import Batched
 from mqa.emulator.device import device_of
@@ -136,12 +136,22 @@ def _lay_out(module: Module, entry: Entry) -> Layout:
         space = "global" if data.space == "const" else data.space
         place(data, space)
         if space == "global":
-            initial.append((symbols[data.name], data.initial.ljust(data.size, b"\0")))
+            initial.append((symbols[data.name], (data.initial or b"").ljust(data.size, b"\0")))
     for data in dynamic:
         symbols[data.name] = _up(ends["shared"], data.align)
     static = max((symbols[data.name] for data in dynamic), default=ends["shared"])
     sizes = ends["param"] - PARAM_START, static - SHARED_START, ends["local"]
     return Layout(symbols, *sizes, spaces, tuple(initial))
+
+
+def _check_initial(module: Module, entry: Entry) -> None:
+    """Raise PtxError if an instruction names a variable whose initial value is not modelled."""
+    unknown = {name for name, data in module.variables.items() if data.initial is None}
+    for at in entry.instructions if unknown else ():
+        for operand in at.operands:
+            named = operand.base if isinstance(operand, Address) else operand
+            if isinstance(named, Symbol) and named.name in unknown:
+                fail(at, f"the initial value of {named} is not modelled")
 
 
 class Program:
@@ -159,6 +169,7 @@ class Program:
             raise PtxError(f".target is {module.target or '(none)'}, expected sm_90a or sm_100f")
         self.module, self.entry = module, entry
         self.device = device_of(module.target)
+        _check_initial(module, entry)
         self.layout = _lay_out(module, entry)
         self.binder = Binder(entry.registers, self.layout.symbols, self.layout.spaces)
         self.binder.ranked = any(_names_pairs(at) for at in entry.instructions)
@@ -203,16 +214,18 @@ class Program:
         if key is None:
             fail(at, "this instruction is not modelled")
         grammar.check(at, key)
-        grammar.check_target(at, self.module.target)
         carried = CARRIES.get(key, ())
         operands = _registers_of(at, carried) if key in EFFECTS or key == "brx" else ()
         self.deciding[index] = _guard(at), operands
         try:
-            return self._bind_known(at, key, predicate)
+            bound = self._bind_known(at, key, predicate)
+            forms.check(at, key)
         except IndexError:
             fail(at, f"{len(at.operands)} operands are too few")
         except KeyError as error:
             fail(at, f"expected another modifier than {error}")
+        grammar.check_target(at, self.module.target)
+        return bound
 
     def _bind_known(
         self, at: Instruction, key: str, predicate: tuple[int, bool] | None

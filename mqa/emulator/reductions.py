@@ -147,6 +147,6 @@ def _to_cluster(b: Binder, at: Instruction, change: Change) -> Effect:
                 return change(memory, read())
 
             chunks = np.arange(first, first + size, 16)
-            copy_in(warp, name, combined, [(cta.shared, chunks, found)], size)
+            copy_in(warp, name, combined, [(cta.shared, chunks, found)], size, combines=True)
 
     return run

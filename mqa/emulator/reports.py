@@ -13,6 +13,7 @@ class Kind(enum.Enum):
     MISALIGNED = "misaligned access"
     UNWRITTEN = "use of memory that was never written"
     RACE = "accesses to memory that nothing orders"
+    UNFINISHED = "end of a CTA whose shared memory others still use"
     PROXY_FENCE = "asynchronous access to bytes written without a proxy fence after"
     PENDING_REGISTER = "use of a register that an asynchronous operation still owns"
     PRODUCT_FENCE = "matrix product without wgmma.fence since registers were given back"

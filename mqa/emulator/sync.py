@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from mqa.emulator import floats, rounding, taint
 from mqa.emulator.alu import DTYPES, LANES, Binder, fail
 from mqa.emulator.floats import Array
 from mqa.emulator.memory import RANK_SHIFT, WINDOWS, rank_of
-from mqa.emulator.order import Seen, merge
+from mqa.emulator.order import Seen, Use, merge
 from mqa.emulator.parser import Instruction, Operand, Pair, Symbol
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
@@ -44,7 +45,11 @@ class MBarrier:
         """Whether a fence followed the initialisation."""
         view = warp.view
         self.party = view.order.new_party() if view else 0
-        self.made = view.joined(0, warp.where, warp.current.pc) if view else 0
+        self.made = 0
+        if view is not None:
+            warp.inits += 1
+            view.saw(warp.init_party, warp.inits)
+            self.made = view.order.number(Use(warp.init_party, warp.inits, warp.where()))
         self.known: Seen = {}
         """What those know that waited for the last phase that is over."""
         self.told: Seen = {}
@@ -111,7 +116,7 @@ class MBarrier:
             self.told = {}
 
 
-Members = Callable[["Warp", int], "tuple[int, Wait | None]"]
+Members = Callable[["Warp", int], "tuple[int, int, Wait | None]"]
 
 
 class Awaited(NamedTuple):
@@ -164,6 +169,9 @@ class PhaseWait(Wait):
 def _place(warp: Warp, address: int) -> tuple[Cta, int]:
     """CTA and offset that a shared or generic address names."""
     window = WINDOWS["shared"]
+    if address < 0:
+        bad = ~address & (1 << 64) - 1
+        raise Finding(Kind.OUT_OF_BOUNDS, f"mbarrier at generic {bad:#x}, not in shared memory")
     if address >= window:
         if address >> 60 != window >> 60:
             raise Finding(Kind.OUT_OF_BOUNDS, f"mbarrier at {address:#x}, not in shared memory")
@@ -210,10 +218,24 @@ def _check_form(at: Instruction, known: set[str]) -> None:
         fail(at, f"modifier .{unknown[0]} is not modelled")
 
 
+def barrier_places(b: Binder, operand: Operand, at: Instruction) -> Callable[[Warp], Array]:
+    """Reader of addresses of mbarriers. Generic ones come complemented unless they are shared."""
+    read = addresses(b, operand, at, "b64")
+    if any(part.startswith("shared") for part in at.parts):
+        return read
+
+    def generic(warp: Warp) -> Array:
+        found = read(warp)
+        places: Array = np.where(found >> 60 == WINDOWS["shared"] >> 60, found, ~found)
+        return places
+
+    return generic
+
+
 @effect("mbarrier.init")
 def mbarrier_init(b: Binder, at: Instruction) -> Effect:
     _check_form(at, _OWN)
-    where, counts = addresses(b, at.operands[0], at, "b64"), values(b, at.operands[1], "u32", at)
+    where, counts = barrier_places(b, at.operands[0], at), values(b, at.operands[1], "u32", at)
 
     def run(warp: Warp, mask: int) -> None:
         for given, count in zip(_each(where(warp), mask), _each(counts(warp), mask), strict=True):
@@ -232,7 +254,7 @@ def mbarrier_init(b: Binder, at: Instruction) -> Effect:
 @effect("mbarrier.inval")
 def mbarrier_inval(b: Binder, at: Instruction) -> Effect:
     _check_form(at, _OWN)
-    where = addresses(b, at.operands[0], at, "b64")
+    where = barrier_places(b, at.operands[0], at)
 
     def run(warp: Warp, mask: int) -> None:
         for address in _each(where(warp), mask):
@@ -256,7 +278,7 @@ def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
     sink = isinstance(token, Symbol) and token.name == "_"
     if "shared::cluster" in at.parts and not sink:
         fail(at, "an arrival at .shared::cluster returns no state, expected _")
-    where = addresses(b, place, at, "b64")
+    where = barrier_places(b, place, at)
     amount = values(b, rest[0], "u32", at) if rest else None
     dest = None if sink else b.dest(token, "b64", at)
 
@@ -269,8 +291,11 @@ def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
         for lane, address, value in zip(threads, _each(where(warp), mask), amounts, strict=True):
             barrier = barrier_at(warp, address)
             tokens[lane] = barrier.token()
-            if releases and warp.view is not None and told.get(barrier) != barrier.phase:
-                warp.view.release(barrier.told)
+            if warp.view is not None and told.get(barrier) != barrier.phase:
+                if releases:
+                    warp.view.release(barrier.told)
+                else:
+                    merge(barrier.told, warp.fenced)
                 told[barrier] = barrier.phase
             if not releases and warp.tensor is not None:
                 merge(barrier.told, warp.tensor.handed)
@@ -286,7 +311,7 @@ def mbarrier_arrive(b: Binder, at: Instruction) -> Effect:
 @effect("mbarrier.expect_tx", "mbarrier.complete_tx")
 def mbarrier_tx(b: Binder, at: Instruction) -> Effect:
     _check_form(at, {*_ANY, *_SCOPES, "relaxed"})
-    where, sizes = addresses(b, at.operands[0], at, "b64"), values(b, at.operands[1], "u32", at)
+    where, sizes = barrier_places(b, at.operands[0], at), values(b, at.operands[1], "u32", at)
     expects = at.parts[1] == "expect_tx"
 
     def run(warp: Warp, mask: int) -> None:
@@ -314,7 +339,7 @@ def mbarrier_wait(b: Binder, at: Instruction) -> Effect:
     place, cast = b.dest(at.operands[0], "pred", at)
     if cast is not None:
         fail(at, f"{at.operands[0]} is no predicate")
-    where = addresses(b, at.operands[1], at, "b64")
+    where = barrier_places(b, at.operands[1], at)
     phases = values(b, at.operands[2], "u32" if by_parity else "b64", at)
     if suspends and len(at.operands) == 4:
         values(b, at.operands[3], "u32", at)
@@ -369,6 +394,26 @@ class NamedBarrier:
         """What those told who came in this round."""
         self.reduced: list[tuple[int, int, Callable[[int, int], None]]] = []
         """Of bar.red: how many predicates held, of how many, and who takes the result."""
+        self.parts: dict[Warp, tuple[int, int | None]] = {}
+        """Warps of which only some threads came, and how many threads these expect."""
+
+    def join(self, warp: Warp, mask: int, expected: int | None) -> None:
+        """Threads of a warp came. It arrives when all of its threads that live did."""
+        before, _ = self.parts.get(warp, (0, None))
+        if before & mask:
+            raise Finding(
+                Kind.BARRIER,
+                f"threads {before & mask:#010x} come to barrier {self.number} again before others "
+                "of their warp",
+            )
+        self.parts[warp] = before | mask, expected
+        self.complete_warp(warp)
+
+    def complete_warp(self, warp: Warp) -> None:
+        came, expected = self.parts.get(warp, (0, None))
+        if came and came | warp.exited == FULL:
+            del self.parts[warp]
+            self.arrive(LANES, expected)
 
     def arrive(self, threads: int, expected: int | None) -> None:
         """`expected`: threads of a round; None for all that did not end."""
@@ -424,7 +469,11 @@ class RoundWait(Wait):
 
     def __str__(self) -> str:
         barrier = self.barrier
-        return f"barrier {barrier.number}: {barrier.arrived} of {barrier.expected} threads came"
+        parts = [
+            f", and {mask:#010x} of warp {warp.index}" for warp, (mask, _) in barrier.parts.items()
+        ]
+        came = f"{barrier.arrived} of {barrier.expected} threads came"
+        return f"barrier {barrier.number}: {came}{''.join(parts)}"
 
 
 _BARRIERS = [
@@ -436,7 +485,8 @@ _BARRIERS = [
 
 @effect(*_BARRIERS)
 def bar(b: Binder, at: Instruction) -> Effect:
-    """Whole warps arrive, each at one instruction."""
+    """Whole warps arrive. Unless aligned, their threads may come one by one."""
+    aligned = at.parts[0] == "bar" or "aligned" in at.parts
     waits, reduces = "arrive" not in at.parts, "red" in at.parts
     operands = at.operands[1:] if reduces else at.operands
     which = values(b, operands[0], "u32", at)
@@ -444,12 +494,18 @@ def bar(b: Binder, at: Instruction) -> Effect:
     if not waits and count is None:
         fail(at, "expected a number of threads")
     taker = _taker(b, at) if reduces else None
+    readers = [read for read in (which, count) if read is not None]
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        wait = warp.needs(mask, FULL)
+        wait = warp.needs(mask, FULL) if aligned else None
         if wait is not None:
             return wait
         lane = (mask & -mask).bit_length() - 1
+        if not aligned:
+            for read in readers:
+                mask = _alike(warp, mask, read(warp))
+        elif warp.cta.machine.checks.any:
+            _check_uniform(warp, [read(warp)[lanes(mask)] for read in readers])
         barrier = warp.cta.named(int(which(warp)[lane]))
         expected = int(count(warp)[lane]) if count else None
         if expected is not None and (expected % LANES or not 0 < expected <= 1024):
@@ -460,10 +516,21 @@ def bar(b: Binder, at: Instruction) -> Effect:
             barrier.reduced.append(taker(warp, mask))
         if warp.view is not None:
             warp.view.release(barrier.told)
-        barrier.arrive(LANES, expected)
+        barrier.join(warp, mask, expected)
         return after.unless_ready(warp) if waits else None
 
     return run
+
+
+def _check_uniform(warp: Warp, given: list[Array]) -> None:
+    """Raise a finding unless all threads name the same barrier and number of threads."""
+    for found in given:
+        if np.count_nonzero(found != found[0]):
+            raise Finding(
+                Kind.BARRIER,
+                f"threads of warp {warp.index} name barriers or numbers of threads that differ: "
+                f"{', '.join(map(str, sorted(set(found.tolist()))[:4]))}",
+            )
 
 
 Taker = Callable[["Warp", int], tuple[int, int, Callable[[int, int], None]]]
@@ -492,13 +559,8 @@ def _taker(b: Binder, at: Instruction) -> Taker:
 
 @effect("bar.warp.sync")
 def bar_warp_sync(b: Binder, at: Instruction) -> Effect:
-    needed = values(b, at.operands[0], "b32", at)
-
-    def run(warp: Warp, mask: int) -> Wait | None:
-        lane = (mask & -mask).bit_length() - 1
-        return warp.needs(mask, int(needed(warp)[lane]), anywhere=True)
-
-    return run
+    members = _members(b, at.operands[0], at, anywhere=True)
+    return lambda warp, mask: members(warp, mask)[2]
 
 
 class ClusterWait(Wait):
@@ -533,8 +595,11 @@ def cluster_arrive(b: Binder, at: Instruction) -> Effect:
         if releases:
             _make_known(warp)
         warp.cluster_wait = ClusterWait(warp.cta)
-        if releases and warp.view is not None:
+        if warp.view is not None and releases:
             warp.view.release(warp.cta.cluster.told)
+        elif warp.view is not None:
+            begun = {warp.cta.party: 1, warp.init_party: warp.fenced_inits}
+            merge(warp.cta.cluster.told, {**begun, **warp.fenced})
         warp.cta.cluster.arrive()
         return None
 
@@ -591,11 +656,23 @@ def fence(b: Binder, at: Instruction) -> Effect:
         return run
     if "mbarrier_init" in at.parts:
         return lambda warp, mask: _make_known(warp)
-    return lambda warp, mask: None
+    if "proxy" in at.parts:
+        return lambda warp, mask: None
+    return _fence
+
+
+def _fence(warp: Warp, mask: int) -> None:
+    """Relaxed arrivals after it are releases, and relaxed waits before it acquired."""
+    if warp.view is not None:
+        warp.view.acquire(warp.heard)
+        warp.fenced = warp.view.seen.copy()
+        warp.view.begin_anew()
 
 
 def _make_known(warp: Warp) -> None:
-    """Barriers that the warp initialised may now be used by asynchronous engines."""
+    """Barriers that the warp initialised may now be used by asynchronous engines, and by CTAs of
+    the cluster that its next arrival is known to."""
+    warp.fenced_inits = warp.inits
     for barrier in warp.new_barriers:
         barrier.known_to_engines = True
     warp.new_barriers.clear()
@@ -646,14 +723,13 @@ def elect(b: Binder, at: Instruction) -> Effect:
     if not isinstance(to, Pair):
         fail(at, "expected a pair of results")
     chosen, flag = b.dest(to.first, "b32", at), b.dest(to.second, "pred", at)
-    members = values(b, at.operands[1], "b32", at)
+    members = _members(b, at.operands[1], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        needed = int(members(warp)[(mask & -mask).bit_length() - 1])
-        wait = warp.needs(mask, needed)
+        mask, _, wait = members(warp, mask)
         if wait is not None:
             return wait
-        lane = (needed & -needed).bit_length() - 1
+        lane = (mask & -mask).bit_length() - 1
         warp.write(chosen[0], np.full(LANES, lane, np.uint32), mask)
         warp.write(flag[0], np.arange(LANES) == lane, mask)
         return None
@@ -661,13 +737,32 @@ def elect(b: Binder, at: Instruction) -> Effect:
     return run
 
 
-def _members(b: Binder, operand: Operand, at: Instruction) -> Members:
-    """Reader of the mask of threads that take part; a wait if they are not all there."""
+def _alike(warp: Warp, mask: int, given: Array) -> int:
+    """The threads of a mask that give what its first one gives; the others come anew."""
+    first = given[(mask & -mask).bit_length() - 1]
+    if np.count_nonzero(given != first):
+        mask &= mask_of(given == first)
+        warp.part(mask)
+    return mask
+
+
+def _members(b: Binder, operand: Operand, at: Instruction, *, anywhere: bool = False) -> Members:
+    """Reader of the masks of threads that take part, each of them by itself.
+
+    Gives the threads that go on now, their mask, and a wait if they are not all there.
+    """
     given = values(b, operand, "b32", at)
 
-    def read(warp: Warp, mask: int) -> tuple[int, Wait | None]:
-        needed = int(given(warp)[(mask & -mask).bit_length() - 1])
-        return needed, warp.needs(mask, needed)
+    def read(warp: Warp, mask: int) -> tuple[int, int, Wait | None]:
+        masks = given(warp)
+        mask = _alike(warp, mask, masks)
+        needed = int(masks[(mask & -mask).bit_length() - 1])
+        if mask & ~needed and warp.cta.machine.checks.any:
+            raise Finding(
+                Kind.DIVERGENCE,
+                f"threads {mask & ~needed:#010x} are not in the mask {needed:#010x} that they give",
+            )
+        return mask, needed, warp.needs(mask, needed, anywhere=anywhere)
 
     return read
 
@@ -688,6 +783,15 @@ def _sources(mode: str, amounts: bytes, shapes: bytes) -> tuple[Array, Array]:
     return np.where(inside, source, lane), inside
 
 
+def _absent(warp: Warp, mask: int, taken: Array) -> Taint | None:
+    """What threads get from those that take no part."""
+    bad = ~lanes(mask)[taken] & lanes(mask)
+    if not np.count_nonzero(bad):
+        return None
+    thread = int(taken[bad][0])
+    return Taint(bad, f"thread {thread} by {warp.place()}", "in which that takes no part")
+
+
 @effect("shfl.sync", carries=(1,))
 def shfl(b: Binder, at: Instruction) -> Effect:
     mode = at.parts[2]
@@ -702,15 +806,19 @@ def shfl(b: Binder, at: Instruction) -> Effect:
     source, _ = b.source(at.operands[1], "b32", at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        _, wait = members(warp, mask)
+        mask, _, wait = members(warp, mask)
         if wait is not None:
             return wait
         taken, inside = _sources(mode, by(warp).tobytes(), form(warp).tobytes())
         moved = given(warp)[taken]
         held = warp.tainted.get(source)
+        if held is not None:
+            held = replace(held, lanes=held.lanes[taken])
+        if mask != FULL and warp.cta.machine.checks.any:
+            held = taint.united([_absent(warp, mask, taken), held])
         warp.write(place, out(moved) if out else moved, mask)
         if held is not None:
-            taint.put(warp, place, Taint(held.lanes[taken], held.origin), lanes(mask))
+            taint.put(warp, place, held, lanes(mask))
         if flag is not None:
             warp.write(flag[0], inside, mask)
         return None
@@ -731,7 +839,7 @@ def vote(b: Binder, at: Instruction) -> Effect:
     members = _members(b, at.operands[2], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        needed, wait = members(warp, mask)
+        mask, needed, wait = members(warp, mask)
         if wait is not None:
             return wait
         needed &= ~warp.exited
@@ -761,7 +869,7 @@ def match(b: Binder, at: Instruction) -> Effect:
     given, members = values(b, at.operands[1], at.parts[-1], at), _members(b, at.operands[2], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        needed, wait = members(warp, mask)
+        mask, needed, wait = members(warp, mask)
         if wait is not None:
             return wait
         needed &= ~warp.exited
@@ -839,7 +947,7 @@ def redux(b: Binder, at: Instruction) -> Effect:
     members = _members(b, at.operands[2], at)
 
     def run(warp: Warp, mask: int) -> Wait | None:
-        needed, wait = members(warp, mask)
+        mask, needed, wait = members(warp, mask)
         if wait is not None:
             return wait
         held = _united(warp, source, needed & ~warp.exited)

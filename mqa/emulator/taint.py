@@ -8,7 +8,7 @@ threads. Only while it holds some does this cost anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,8 @@ class Taint:
 
     lanes: Array
     origin: str
+    why: str = "which was never written"
+    """That the value is nobody's."""
 
 
 def put(warp: Warp, place: int, taint: Taint | None, which: Array) -> None:
@@ -35,13 +37,13 @@ def put(warp: Warp, place: int, taint: Taint | None, which: Array) -> None:
     kept = before.lanes & ~which if before is not None else None
     if taint is not None:
         new = taint.lanes & which
-        lanes, origin = (new if kept is None else new | kept), taint.origin
+        held = replace(taint, lanes=new if kept is None else new | kept)
     elif before is not None and kept is not None:
-        lanes, origin = kept, before.origin
+        held = replace(before, lanes=kept)
     else:
         return
-    if np.count_nonzero(lanes):
-        warp.tainted[place] = Taint(lanes, origin)
+    if np.count_nonzero(held.lanes):
+        warp.tainted[place] = held
 
 
 def decides(warp: Warp, registers: tuple[Register, ...], which: Array) -> None:
@@ -51,7 +53,7 @@ def decides(warp: Warp, registers: tuple[Register, ...], which: Array) -> None:
         if taint is not None and np.count_nonzero(taint.lanes & which):
             raise Finding(
                 Kind.UNWRITTEN,
-                f"{register.name} decides, and comes from {taint.origin}, which was never written",
+                f"{register.name} decides, and comes from {taint.origin}, {taint.why}",
             )
 
 
@@ -60,7 +62,7 @@ def united(taints: list[Taint | None]) -> Taint | None:
     if len(found) < 2:
         return found[0] if found else None
     lanes = np.logical_or.reduce([taint.lanes for taint in found])
-    return Taint(lanes, found[0].origin)
+    return replace(found[0], lanes=lanes)
 
 
 def carried(warp: Warp, at: Instruction, sources: tuple[Register, ...]) -> Taint | None:
@@ -83,7 +85,7 @@ def carried(warp: Warp, at: Instruction, sources: tuple[Register, ...]) -> Taint
 
 
 def _in(taint: Taint | None, which: Array) -> Taint | None:
-    return None if taint is None else Taint(taint.lanes & which, taint.origin)
+    return None if taint is None else replace(taint, lanes=taint.lanes & which)
 
 
 def _of(warp: Warp, operand: Operand) -> Taint | None:

@@ -23,6 +23,7 @@ from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
 from mqa.emulator.taint import Taint
 from mqa.emulator.tensor_layouts import (
+    COLUMNS,
     COPIES,
     FRAGMENTS,
     QUARTER,
@@ -116,8 +117,11 @@ class RoomWait(Wait):
 
 
 def _room(memories: list[TensorMemory], columns: int) -> int | None:
-    """First of so many columns that are free in each."""
-    for first in range(memories[0].cells.shape[1] - columns, -1, -columns):
+    """First of so many columns that are free in each; None where there is no room.
+
+    They lie as far up as their number allows, so that the first address is mostly not 0.
+    """
+    for first in range(COLUMNS - columns, -1, -columns):
         if not any(memory.live[first : first + columns].any() for memory in memories):
             return first
     return None

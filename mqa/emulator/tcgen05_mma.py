@@ -30,6 +30,7 @@ from mqa.emulator.tcgen05_units import (
 from mqa.emulator.tensor_layouts import (
     BLOCK_SCALED,
     LANES,
+    QUARTER,
     InstructionDescriptor,
     chunks_across,
     chunks_of,
@@ -190,7 +191,7 @@ class Product(TensorOperation):
             row, first = place_of(self.given.a)
             if row:
                 raise Finding(Kind.TENSOR_MEMORY, f"{self.name}: A begins at lane {row}")
-            halves = ALL_LANES if self.rows == LANES else region.halves
+            halves = sum({1 << place // HALF for place in self._lanes_of_a().ravel().tolist()})
             self.takes(memory, Region(halves, first, first + _ROW_BYTES // 4), writes=False)
         if self.given.scales is not None:
             for address, (_, column) in zip(self.given.scales, self._scale_places(), strict=True):
@@ -225,6 +226,14 @@ class Product(TensorOperation):
                 Kind.DESCRIPTOR, f"{self.name}: operands of {kind} with their rows contiguous"
             )
         return sizes[kind]
+
+    def _lanes_of_a(self) -> Array:
+        """In tensor memory, of each row: one, or two with the same where a pair shares 128 rows."""
+        row: Array = np.arange(self.rows)[:, None]
+        if self.rows == LANES:
+            return row
+        parted: Array = row % HALF + row // HALF * QUARTER
+        return parted if self.group == 1 else np.concatenate([row, row + LANES // 2], axis=1)
 
     def compute(self) -> None:
         b_raw = b"".join(self._raw(share.b) for share in self.shares)
@@ -321,14 +330,27 @@ class Product(TensorOperation):
                 origins.append(found[1])
             return self._raw(share.a)
         _, first = place_of(self.given.a)
-        rows = share.lanes[:, :1] if self.rows < LANES else np.arange(LANES)[:, None]
-        columns = np.arange(first, first + _ROW_BYTES // 4)
+        lane = self._lanes_of_a()
+        rows, columns = lane[:, :1], np.arange(first, first + _ROW_BYTES // 4)
         spoiled = share.memory.spoiled[rows, columns] != 0
+        self._check_copies(share.memory, lane, columns)
         if np.count_nonzero(spoiled):
             bad |= np.any(spoiled, axis=1)[:, None]
             i, j = (int(x[0]) for x in np.nonzero(spoiled))
             origins.append(share.memory.origin(int(rows[i, 0]), int(columns[j])))
         return share.memory.cells[rows, columns].tobytes()
+
+    def _check_copies(self, memory: TensorMemory, lane: Array, columns: Array) -> None:
+        """Raise a finding where lanes that have to hold the same rows of A do not."""
+        if lane.shape[1] == 1 or not memory.cta.machine.checks.any:
+            return
+        first, second = (memory.cells[lane[:, i : i + 1], columns] for i in (0, 1))
+        if np.count_nonzero(first != second):
+            raise Finding(
+                Kind.TENSOR_MEMORY,
+                f"{self.name}: A from column {int(columns[0])} of tensor memory is not the same in "
+                "both halves of the lanes",
+            )
 
     def _operands(
         self, share: _Share, a_raw: bytes, b_raw: bytes, bad: Array, origins: list[str]

@@ -87,7 +87,7 @@ class TensorOperation(Operation):
     def __init__(self, name: str, issuer: Issuer, piece: Piece) -> None:
         super().__init__(name, self.compute)
         self.issuer, self.piece = issuer, piece
-        self.told = f"{name} of {issuer.warp.where()}"
+        self.told = issuer.warp.where()
         self.party = 0
         self.regions: list[tuple[TensorMemory, Region, bool]] = []
         self._numbers: dict[int, int] = {}
@@ -159,14 +159,6 @@ class TensorMemory:
     def told(self, region: Region) -> str:
         return f"{region} of CTA {self.cta.index}"
 
-    def place(self, columns: int) -> int | None:
-        """Where so many columns would go: as far up as their size allows, so that the first
-        address is mostly not 0; None where there is no room."""
-        for first in range(COLUMNS - columns, -1, -columns):
-            if not self.live[first : first + columns].any():
-                return first
-        return None
-
     def allocate(self, first: int, columns: int) -> None:
         region = Region(ALL_LANES, first, first + columns)
         self.allocations[first] = columns
@@ -174,6 +166,7 @@ class TensorMemory:
         self.cells[:, first : region.end] = POISON
         self.spoiled[:, first : region.end] = _NEVER
         self.writes[region.parts] = self.reads[region.parts] = 0
+        self.changed(region)
         self.most = columns
 
     def may_allocate(self, columns: int) -> None:

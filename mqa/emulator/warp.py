@@ -142,14 +142,18 @@ class Warp:
         """Bulk stores and cp.async so far."""
         self.copies: list[Any] = []
         """cp.async operations of no group."""
-        self.copy_groups: list[list[Any]] = []
+        self.copy_groups: list[tuple[int, list[Any]]] = []
+        """How many it had issued by then, and those of them that were not known to be done."""
+        self.fenced: dict[int, int] = {}
+        """What it had seen at its last fence: a relaxed arrival after that tells it."""
+        self.fenced_inits = 0
+        self.heard: dict[int, int] = {}
+        """What relaxed waits found: it counts from the next fence on, that of tensor memory too."""
         self.fenced_products = False
         """Whether wgmma.fence came since the last wait for products."""
         self.open_products: list[Any] = []
         """wgmma of the group that is not committed yet."""
         self.product_groups: list[list[Any]] = []
-        self.heard: dict[int, int] = {}
-        """What relaxed waits told: it counts for tensor memory, after a fence."""
         self.tensor: Any = None
         """What `mqa.emulator.tensor_order` keeps."""
         self.max_registers = 0
@@ -164,10 +168,12 @@ class Warp:
         self.unwritten: Array | None = None
         """Of the last load: which threads met such bytes."""
         self.local_taint: Array | None = None
-        """Bytes of local memory that hold such values, [threads, bytes]."""
+        """Bytes of local memory that hold such values, or nothing yet, [threads, bytes]."""
         self.copy_party = order.new_party() if order is not None else 0
         self.store_party = order.new_party() if order is not None else 0
-        """Those of its cp.async and of its bulk stores."""
+        self.init_party = order.new_party() if order is not None else 0
+        """Those of its cp.async, of its bulk stores, and of its initialisations of mbarriers."""
+        self.inits = 0
 
     def place(self) -> str:
         """The instruction that it is at."""
@@ -427,6 +433,8 @@ class Warp:
             gone &= self._holds(step.predicate)
         self.exited |= gone
         fragment.mask &= ~gone
+        if gone:
+            self.cta.threads_left(self)
         if fragment.mask == 0:
             self.fragments.remove(fragment)
             return True
@@ -445,6 +453,14 @@ class Warp:
                 self.current = other
                 return True
         return any(f.wait is None and f.place < fragment.place for f in self.fragments)
+
+    def part(self, mask: int) -> None:
+        """The fragment goes on with these threads; the others come to its instruction anew."""
+        fragment = self.current
+        rest = fragment.mask & ~mask
+        if rest:
+            fragment.mask = mask
+            self.fragments.append(Fragment(fragment.pc, rest, fragment.rounds))
 
     def gives_up(self) -> bool:
         """Whether the wait that the fragment just had came to its time limit."""

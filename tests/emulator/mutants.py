@@ -76,9 +76,9 @@ def source_lines(report: Report, folder: Path) -> list[str]:
     """
     places = [place for place in (report.source, *report.callers) if place]
     if report.kind is Kind.DEADLOCK:
-        paths = {path.name: path for path in (folder / "csrc").rglob("*.cuh")}
+        paths = {path.name: path for path in folder.rglob("*.cuh")}
         named = re.findall(r"(\w+\.cuh):(\d+)", report.message)
-        places += [f"{paths[name]}:{line}" for name, line in dict.fromkeys(named)]
+        places += [f"{paths[name]}:{line}" for name, line in dict.fromkeys(named) if name in paths]
     split = (place.rpartition(":") for place in places)
     return [Path(path).read_text().splitlines()[int(line) - 1] for path, _, line in split]
 
@@ -91,7 +91,9 @@ class Launch:
         self.case: Case = case if empty_row < 0 else _without_tokens(case, empty_row)
         found: list[tuple[Plan, dict[str, Any]]] = []
         with patch.context() as inside:
-            inside.setattr(backend, "execute", lambda plan, tensors: found.append((plan, tensors)))
+            inside.setattr(
+                backend, "execute", lambda plan, tensors, arch: found.append((plan, tensors))
+            )
             self.case.run(backend="sm90-emulated", schedule_meta=self._schedule())
         ((self.plan, self.tensors),) = found
 

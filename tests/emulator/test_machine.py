@@ -173,8 +173,8 @@ def test_named_barriers_have_producers_that_do_not_wait() -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("bar.sync 16;\n", "barrier 16, expected 0 to 15"),
-        ("bar.sync 0, 40;\n", "40 threads, expected a multiple of 32"),
+        ("mov.u32 %r1, 16;\nbar.sync %r1;\n", "barrier 16, expected 0 to 15"),
+        ("mov.u32 %r1, 40;\nbar.sync 0, %r1;\n", "40 threads, expected a multiple of 32"),
         ("setp.lt.u32 %p1, %r0, 32;\n@%p1 bar.sync 1, 64;\n@!%p1 bar.sync 1, 96;\n", "96 threads"),
     ],
 )

@@ -19,6 +19,59 @@ SHORT = {
     "$OUT": "global.shared::cta",
 }
 LINE = 19
+TOGETHER = [
+    # What ptxas refuses since modifiers or operands do not go together.
+    ("add.s32 %r1, %r2, %f1;", "operand %f1 is a float, and the type is .s32"),
+    ("mov.u32 %r1, 0f3F800000;", "operand 0f3F800000 is a float"),
+    ("mov.f32 %f1, 1;", "operand 1 is no float"),
+    ("max.NaN.u32 %r1, %r2, %r3;", ".NaN is no modifier of .u32"),
+    ("ld.global.f16 %rs1, [%rd1];", "type .f16 is no type of it"),
+    ("ld.global.u32 %rs1, [%rd1];", "register %rs1 is declared .b16"),
+    ("ld.global.u32 %f1, [%rd1];", "register %f1 is declared .f32"),
+    ("st.global.u32 [%rd1], %rs1;", "register %rs1 is declared .b16"),
+    ("ld.global.pred %p1, [%rd1];", "type .pred is no type of it"),
+    ("ld.global.shared.u32 %r1, [%rd1];", "expected one state space"),
+    ("ld.global.v2.v4.u32 {%r1,%r2}, [%rd1];", "expected one size of vectors"),
+    ("ld.volatile.relaxed.gpu.global.u32 %r1, [%rd1];", "expected one memory order"),
+    ("ld.relaxed.global.u32 %r1, [%rd1];", ".relaxed needs a scope"),
+    ("ld.global.gpu.u32 %r1, [%rd1];", "scope .gpu needs a memory order"),
+    ("ld.release.gpu.global.u32 %r1, [%rd1];", ".release is no memory order of it"),
+    ("st.acquire.gpu.global.u32 [%rd1], %r1;", ".acquire is no memory order of it"),
+    ("ld.global.wb.u32 %r1, [%rd1];", ".wb is no cache operator of it"),
+    ("ld.shared.nc.u32 %r1, [%rd1];", ".nc stands in ld.global alone"),
+    ("st.const.u32 [%rd1], %r1;", "state space .const is not written"),
+    ("ld.global.u32 %r1, [%r2];", "address %r2 is declared .b32, expected 64 bits"),
+    ("atom.global.add.u32 %rd1, [%rd1], %r2;", "register %rd1 is declared .b64"),
+    ("red.acquire.gpu.global.add.u32 [%rd1], %r1;", ".acquire is no memory order of it"),
+    ("red.global.exch.b32 [%rd1], %r1;", ".exch gives a result"),
+    ("shf.l.b32 %r1, %r2, %r3, %r4;", "these modifiers do not go together"),
+    ("bar.sync 16;", "barrier 16, expected 0 to 15"),
+    ("bar.sync 1, 63;", "63 threads, expected a multiple of 32"),
+    ("bar.sync.aligned 1;", ".aligned is no modifier of bar"),
+    ("match.any.sync.b32 %r1|%p1, %r2, -1;", "expected one result"),
+    ("shfl.sync.up.b32 %r1, %r2, %rs1, 0, -1;", "register %rs1 is declared .b16, expected 32 bits"),
+    ("fence.sc;", "these modifiers do not go together"),
+    ("fence.async.proxy;", "these modifiers do not go together"),
+    ("membar;", "these modifiers do not go together"),
+    ("mbarrier.init.shared [%r1], %r2;", "expected .b64 at the end"),
+    (
+        "mbarrier.arrive.shared.b64 %rd1, [%r1], %rd2;",
+        "register %rd2 is declared .b64, expected 32 bits",
+    ),
+    ("mbarrier.arrive.release.b64 %rd1, [%rd2];", ".release needs a scope"),
+    ("mbarrier.arrive.noComplete.expect_tx.b64 %rd1, [%rd2], 1;", "exclude each other"),
+    (
+        "mbarrier.test_wait.shared.b64 %p1, [%r1], %r2;",
+        "register %r2 is declared .b32, expected 64 bits",
+    ),
+    ("cp.async.cg.shared.global [%r1], [%rd1], 4;", "4 bytes, expected 16 with .cg"),
+    ("cp.async.ca.global.shared [%r1], [%rd1], 16;", "expected .shared and .global, in this order"),
+    ("cp.async.bulk.$IN [%r1], [%rd1], 16, [%r2];", "expected one way to tell that it is done"),
+    ("cp.async.bulk.$IN.$TX [%r1], [%rd1], 16, [%r2], %rd3;", "5 operands, expected 4"),
+    ("$TILE.2d.$OUT [%rd1, {%r2, %r3}], [%r4];", "expected one way to tell that it is done"),
+    ("setmaxnreg.dec.aligned.u32 40;", "expected .sync.aligned"),
+    ("wgmma.wait_group.sync.aligned -1;", "-1 groups, expected 0 or more"),
+]
 """Of the text in the kernel."""
 CASES = [
     ("add.s32 %r1, %r2;", "2 operands, expected 3"),
@@ -297,7 +350,9 @@ def error_of(text: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "said"), CASES, ids=[text for text, _ in CASES])
+@pytest.mark.parametrize(
+    ("text", "said"), CASES + TOGETHER, ids=[text for text, _ in CASES + TOGETHER]
+)
 def test_an_instruction_that_is_none_is_an_error_with_its_line(text: str, said: str) -> None:
     message = error_of(full(text))
     assert message.startswith(f"PTX line {LINE}: ")

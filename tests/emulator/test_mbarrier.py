@@ -221,3 +221,13 @@ def test_forms_that_do_not_exist_are_errors(text: str, said: str) -> None:
 )
 def test_numbers_out_of_range_are_found(body: str, said: str) -> None:
     assert said in str(found_by(body, 2))
+
+
+def test_a_generic_address_of_an_mbarrier_is_one_of_shared_memory() -> None:
+    offset = "mov.u64 %rd8, shared;\nadd.s64 %rd8, %rd8, 64;\n"
+    offset += "@%p1 mbarrier.init.b64 [%rd8], 1;\nmov.u32 %r9, 1;\n"
+    begin = "setp.eq.u32 %p1, %r0, 0;\n"
+    error = found_by(begin + offset, 32)
+    assert error.report.kind is Kind.OUT_OF_BOUNDS
+    assert "not in shared memory" in str(error)
+    assert (run_body(begin + offset.replace("@", "cvta.shared.u64 %rd8, %rd8;\n@"), 32) == 1).all()

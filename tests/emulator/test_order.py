@@ -208,7 +208,7 @@ def test_peers_of_a_cluster_need_its_barrier() -> None:
     cvt.u32.u64 %r8, %rd8;
     xor.b32 %r2, %r1, 1;
     mapa.shared::cluster.u32 %r3, %r8, %r2;
-    st.shared::cluster.u32 [%r3], %r1;
+    {begin}st.shared::cluster.u32 [%r3], %r1;
     {meet}
     ld.shared.u32 %r9, [%r8];
     barrier.cluster.arrive.aligned;
@@ -216,8 +216,8 @@ def test_peers_of_a_cluster_need_its_barrier() -> None:
     """
     meet = "barrier.cluster.arrive{}.aligned;\nbarrier.cluster.wait.acquire.aligned;\n"
 
-    def met(how: str) -> None:
-        text = kernel(body.replace("{meet}", how) + OUT, 1, shared=CELLS)
+    def met(how: str, begin: str = meet.format(".relaxed")) -> None:
+        text = kernel(body.replace("{meet}", how).replace("{begin}", begin) + OUT, 1, shared=CELLS)
         run(text, "k", 2, 32, [np.zeros(32, np.uint32)], cluster=2, schedule="random")
 
     met(meet.format(".release"))
@@ -225,3 +225,7 @@ def test_peers_of_a_cluster_need_its_barrier() -> None:
         with pytest.raises(EmulationError) as caught:
             met(how)
         assert caught.value.report.kind is Kind.RACE
+    with pytest.raises(EmulationError, match="nothing orders that after the CTA began"):
+        met(meet.format(".release"), "")
+    # A fence makes a relaxed arrival a release.
+    met("fence.acq_rel.cluster;\n" + meet.format(".relaxed"))

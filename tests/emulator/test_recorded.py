@@ -1,6 +1,7 @@
 """The emulator gives what the oracle says, and bit for bit what a GPU gave.
 
-Lines of recorded.txt are hunted for races too, each with a seed of its own.
+Lines of recorded.txt reach every kernel of the covering set, those of recorded_every.txt every
+kernel. They are hunted for races too, each with a seed of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mqa.cuda import compiler
-from mqa.cuda.sm90 import kernels
+from mqa.cuda.sm90 import METADATA, kernels
 from mqa.emulator import scheduled
 from mqa.emulator.backend import SM90_ACCURATE_EMULATED, SM90_EMULATED
 from mqa.problem import DenseProblem, parse
@@ -31,6 +32,8 @@ LINES = [
 ]
 PARTS = (7, 132)
 RECORDED = FOLDER / "recorded.json"
+EVERY, EVERY_STEP = FOLDER / "recorded_every.json", 20
+EVERY_LINES = list(json.loads(EVERY.read_text())["lines"])
 needs_nvrtc = pytest.mark.skipif(
     compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
 )
@@ -88,6 +91,23 @@ def test_a_line_is_what_the_oracle_and_the_gpu_say(line: str, recorder: ModuleTy
         assert got["logits"] == known["lines"][line]["logits"], (
             f"differs from {known['machine']}, kernels {known['kernels'][:12]}"
         )
+
+
+@needs_nvrtc
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, len(EVERY_LINES), EVERY_STEP))
+def test_every_kernel_gives_what_it_gave_on_the_gpu(first: int, recorder: ModuleType) -> None:
+    known = json.loads(EVERY.read_text())["lines"]
+    for number, line in enumerate(EVERY_LINES[first : first + EVERY_STEP], first):
+        with scheduled("hunt", seed=number):
+            assert recorder.record_line(line, "sm90-emulated", "cpu") == known[line], line
+
+
+@pytest.mark.slow
+def test_the_other_lines_reach_every_scoring_kernel(recorder: ModuleType) -> None:
+    assert recorder.read_lines(FOLDER / "recorded_every.txt") == EVERY_LINES
+    every = set(map(str, kernels(every=True))) - set(map(str, METADATA))
+    assert recorder.kernel_names(EVERY_LINES) >= every
 
 
 def wanted_schedules(case: Case) -> list[Tensor]:

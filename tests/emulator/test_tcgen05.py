@@ -266,6 +266,20 @@ def test_a_in_tensor_memory(schedule: str, kind: str) -> None:
     assert (got == model.dots(left.values, right.values)).all()
 
 
+def test_64_rows_of_a_in_tensor_memory_lie_as_their_sums_do() -> None:
+    left, right = elements("bf16", 64), elements("bf16", N)
+    rows = np.zeros((128, 16), np.uint16)
+    rows[[lane for lane in range(128) if lane % 32 < 16]] = left.rows
+    body = descriptor(A) + descriptor(B, "%rd11") + MINUS + f"add.u32 %r11, %r5, 32;\n{COPY_A}"
+    opcode = "tcgen05.mma.cta_group::1.kind::f16"
+    body += mma(opcode, idesc("f16", "bf16", "bf16", rows=64), a="[%r11]")
+    text = tensor_kernel(body + COMMIT + WAIT + stored(N), image=SCALES)
+    image = np.concatenate([placed(rows), placed(right.rows)])
+    got = executed(text, image, np.zeros((128, N), np.float32), checks=False)
+    want = accumulators.BLACKWELL_BF16.dots(left.values, right.values)
+    assert (got[[lane for lane in range(128) if lane % 32 < 16]] == want).all()
+
+
 def test_lanes_that_are_disabled_keep_what_they_hold() -> None:
     left, right = elements("bf16", 128), elements("bf16", N)
     image = np.concatenate([placed(left.rows), placed(right.rows)])

@@ -23,7 +23,7 @@ from test_tcgen05 import (
     tile,
 )
 
-from mqa.emulator import EmulationError, Kind
+from mqa.emulator import EmulationError, Kind, scheduled
 from mqa.emulator.scheduler import SCHEDULES
 from mqa.testing import accumulators
 
@@ -113,10 +113,10 @@ MISTAKES = {
     "no fence after the barrier": (
         overwriting(handover=BEFORE + SYNC), Kind.TENSOR_FENCE, "::after_thread_sync came to order"
     ),
-    "no barrier": (overwriting(handover=BEFORE + AFTER), Kind.RACE, "read by tcgen05.ld"),
+    "no barrier": (overwriting(handover=BEFORE + AFTER), Kind.RACE, "(tcgen05.ld"),
     "no commit": (overwriting(commit=""), Kind.DEADLOCK, "mbarrier bar"),
     "a commit of another thread of the warp": (
-        overwriting(commit=BY_ANOTHER), Kind.RACE, "written by tcgen05.mma"
+        overwriting(commit=BY_ANOTHER), Kind.RACE, "written by warp 0 of CTA 0 (tcgen05.mma"
     ),
     "operand overwritten before the wait": (
         overwriting(commit=COMMIT + "@%p2 st.shared.u32 [%r1], %r0;\n"), Kind.RACE, "image"
@@ -175,7 +175,13 @@ COPY_AGAIN = COPY_SCALES.split("\n", 2)[2]
 def test_scales_copied_over_while_a_product_may_read_them() -> None:
     """The ISA does not keep a copy behind a product; hardware is said to."""
     text = kernel_of(SCALED + COPY_AGAIN + COMMIT + WAIT + stored(N))
-    found(text, Kind.RACE, "columns 480-483", "read by tcgen05.mma", "written by tcgen05.cp")
+    found(
+        text,
+        Kind.RACE,
+        "columns 480-483",
+        "read by warp 0 of CTA 0 (tcgen05.mma",
+        "written by warp 0 of CTA 0 (tcgen05.cp",
+    )
     want = run_text(kernel_of(SCALED + COMMIT + WAIT + stored(N)))
     passes(text, want, tensor_pipe="in-order")
 
@@ -203,10 +209,18 @@ def test_without_checks_the_pipe_of_the_isa_gives_other_scales() -> None:
     assert len({sums("isa", seed) for seed in range(12)}) > 1
 
 
+def test_a_pipe_that_is_none_is_an_error() -> None:
+    wrong: Any = "out-of-order"
+    with pytest.raises(ValueError, match="tensor_pipe='out-of-order', expected one of isa, in-ord"):
+        run_text(kernel_of(FIRST), tensor_pipe=wrong)
+    with pytest.raises(ValueError, match="tensor_pipe"), scheduled(tensor_pipe=wrong):
+        pass
+
+
 def test_products_of_another_shape_to_the_same_sums() -> None:
     other = mma(OPCODE, idesc("f8f6f4", "e4m3", "e4m3", rows=64))
     text = kernel_of(FIRST + other + COMMIT + WAIT + stored(N))
-    found(text, Kind.RACE, "written by tcgen05.mma")
+    found(text, Kind.RACE, "written by warp 0 of CTA 0 (tcgen05.mma")
     run_text(text, tensor_pipe="in-order")
 
 
@@ -244,7 +258,7 @@ def test_relaxed_barriers_with_fences_order_tensor_memory() -> None:
     )
     text = text.replace(".shared .align 8 .b64 bar;", ".shared .align 8 .b64 bar[4];")
     passes(text, TWICE)
-    found(text.replace(BEFORE + "mbarrier", "mbarrier"), Kind.RACE, "read by tcgen05.ld")
+    found(text.replace(BEFORE + "mbarrier", "mbarrier"), Kind.RACE, "(tcgen05.ld")
 
 
 FILL = (
@@ -295,6 +309,30 @@ def test_rows_of_operands_that_were_never_written_spoil_their_sums() -> None:
     found(
         text.replace(shared, f"image[{2 * len(IMAGE)}]"), Kind.UNWRITTEN, "image + ", "tcgen05.mma"
     )
+
+
+def test_scales_have_to_be_the_same_in_all_quarters_of_the_lanes() -> None:
+    other = "setp.eq.u32 %p7, %r4, 2;\nmov.u32 %r70, 5;\nadd.u32 %r71, %r7, 33;\n@%p7 "
+    other += "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r71], {%r70};\n" + WAIT_ST
+    copied, multiplied = SCALED.split(MINUS)
+    body = copied + COMMIT + WAIT + other + BEFORE + SYNC + AFTER + MINUS + multiplied
+    said = "scales from column 480 of tensor memory are not the same"
+    found(kernel_of(body + COMMIT + AGAIN), Kind.TENSOR_MEMORY, said)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_without_checks_a_use_before_the_wait_waits(schedule: str) -> None:
+    text = kernel_of(FIRST + COMMIT + WAIT + stored(N, wait=""))
+    assert (run_text(text, schedule, checks=False) == ONCE).all()
+
+
+def test_moves_before_the_wait_make_aliases() -> None:
+    loads, *stores = stored(N, wait="").split("\n")
+    moves = "mov.b64 %rd40, {%r60, %r61};\nmov.u32 %r62, %r62;\nmov.b64 {%r60, %r61}, %rd40;\n"
+    body = "\n".join([loads, moves, WAIT_LD, *stores])
+    passes(kernel_of(FIRST + COMMIT + WAIT + body), ONCE)
+    written = "\n".join([loads, "mov.u32 %r61, 0;", WAIT_LD, *stores])
+    found(kernel_of(FIRST + COMMIT + WAIT + written), Kind.PENDING_REGISTER, "%r61 belongs to")
 
 
 @pytest.mark.parametrize("columns", [16, 48, 1024])

@@ -118,6 +118,44 @@ def test_a_pair_scales_blocks(schedule: str) -> None:
     assert (np.abs(out - want) <= 2.0**-22 * (np.abs(x) @ np.abs(y).T)).all()
 
 
+def scaled_128_text(columns: int) -> str:
+    scales = B + columns // 2 * 32
+    copies = COPY_SCALES.replace("cta_group::1", "cta_group::2").split("32x128b.warpx4")
+    body = START + descriptor(A) + descriptor(B, "%rd11")
+    body += descriptor(scales, "%rd12", fields=SCALE_FIELDS)
+    body += descriptor(scales + 512, "%rd13", fields=SCALE_FIELDS)
+    body += f"{copies[0]}32x128b.warpx4{copies[1]}64x128b.warpx2::01_23{copies[2]}" + MINUS
+    opcode = "tcgen05.mma.cta_group::2.kind::mxf8f6f4.block_scale"
+    ids = columns >> 3 << 17 | 128 >> 4 << 24 | 1 << 23 | 3 << 29
+    body += mma(opcode, ids, scales="[%r11], [%r12], ") + COMMIT + WAIT + stored(columns // 2)
+    return tensor_kernel(body, image=scales + 512 + 1024, group=2)
+
+
+def test_a_pair_with_128_rows_has_scales_of_columns_beside_their_sums() -> None:
+    """Those of the right half of the columns lie in the upper two quarters of the lanes."""
+    columns = 64
+    left, right = elements("e4m3", 128), elements("e4m3", columns)
+    codes = scale_codes("ue8m0", 128), scale_codes("ue8m0", columns)
+    halves = np.full((64, 4, 4), 127, np.uint8)
+    for n in range(columns):
+        halves[n % 32 + n // 32 * 32, 0] = codes[1][n]
+    parts = [
+        np.concatenate([np.pad(placed(a), (0, B - 64 * 32)), placed(b), tile(s), halves.ravel()])
+        for a, b, s in zip(
+            np.split(left.rows, 2), np.split(right.rows, 2), np.split(codes[0], 2), strict=True
+        )
+    ]
+    out = np.zeros((2, 128, columns // 2), np.float32)
+    text = scaled_128_text(columns)
+    executed(text, np.concatenate(parts), out, ctas=2, schedule="hunt", seed=5)
+    x = left.values * factors(codes[0], "ue8m0")[:, 3:]
+    y = right.values * factors(codes[1], "ue8m0")[:, :1]
+    want = accumulators.BLACKWELL_MXFP8.dots(x, y).reshape(2, 64, 2, columns // 2)
+    got = out.reshape(2, 2, 64, columns // 2).transpose(0, 2, 1, 3)
+    assert (np.abs(got - want) <= 2.0**-22 * (np.abs(x) @ np.abs(y).T).reshape(want.shape)).all()
+    assert (got == want).mean() > 0.99
+
+
 def test_a_commit_that_forgets_the_other_cta() -> None:
     left, right = elements("e4m3", 256), elements("e4m3", N)
     text = pair_text(256, commit=COMMIT.replace("%rs1, 3", "%rs1, 1"))
@@ -188,4 +226,4 @@ def test_a_commit_arrives_in_all_ctas_of_its_mask() -> None:
 
 def test_an_assembler_takes_these_kernels(assembles: object) -> None:
     assert callable(assembles)
-    assembles([pair_text(256), pair_text(128), scaled_pair_text()])
+    assembles([pair_text(256), pair_text(128), scaled_pair_text(), scaled_128_text(64)])

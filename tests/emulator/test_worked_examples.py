@@ -11,6 +11,7 @@ from test_copies import load
 from test_tcgen05 import COPY_SCALES, FILLED, mma
 
 from mqa.emulator import run
+from mqa.emulator.tensor_layouts import chunks_of, instruction_descriptor
 from mqa.emulator.wgmma import _decoded, multiply
 
 BARRIER = """
@@ -124,9 +125,57 @@ def test_a_scale_goes_from_its_byte_to_its_product() -> None:
 
 
 def test_a_load_of_warp_2_takes_lanes_from_64_on() -> None:
-    """Thread t and register j of `ld.32x32b.x32 [tm + (2 << 21) + 64]`: lane 64 + t, j columns on."""
+    """Of `ld.32x32b.x32 [tm + (2 << 21) + 64]` thread t has lane 64 + t in all its registers."""
     body = FILLED + "add.u32 %r7, %r7, 64;\n" + stored(32)
     text = tensor_kernel(body, image=0, columns=256)
     got = executed(text, np.zeros(4, np.uint8), np.zeros((128, 32), np.uint32))
     want = [[65539 * (64 + t) + 64 + j for j in range(32)] for t in range(32)]
     assert (got[64:96] == want).all()
+
+
+@pytest.mark.parametrize(
+    ("bits", "kind", "want"),
+    [
+        (0x08200010, "f8f6f4", ("e4m3", "e4m3", 128, 128, 0)),
+        (0x08100010, "f8f6f4", ("e4m3", "e4m3", 128, 64, 0)),
+        (0x04400010, "f8f6f4", ("e4m3", "e4m3", 64, 256, 0)),
+        (0x08200290, "f8f6f4", ("e2m1", "e4m3", 128, 128, 0)),
+        (0x08400490, "f16", ("bf16", "bf16", 128, 256, 0)),
+        (0x08A00000, "mxf8f6f4", ("e4m3", "e4m3", 128, 128, 0)),
+        (0x28A00010, "mxf8f6f4", ("e4m3", "e4m3", 128, 128, 1)),
+        (0x68A00030, "mxf8f6f4", ("e4m3", "e4m3", 128, 128, 3)),
+        (0x08A01400, "mxf8f6f4", ("e4m3", "e2m1", 128, 128, 0)),
+        (0x08C00480, "mxf4", ("e2m1", "e2m1", 128, 256, 0)),
+        (0x48C004A0, "mxf4", ("e2m1", "e2m1", 128, 256, 2)),
+        (0x08100480, "mxf4nvf4", ("e2m1", "e2m1", 128, 64, 0)),
+    ],
+)
+def test_instruction_descriptors_tell_types_shapes_and_scale_ids(
+    bits: int, kind: str, want: tuple[str, str, int, int, int]
+) -> None:
+    at = instruction_descriptor(bits, kind)
+    assert (at.a, at.b, at.rows, at.columns, at.a_id) == want
+    assert at.b_id == at.a_id
+    assert at.sums == "f32"
+
+
+@pytest.mark.parametrize(
+    ("bits", "row", "byte", "address"),
+    [
+        (0x4000404000010840, 1, 0, 0x8490),
+        (0x4000404000010840, 3, 20, 0x85A4),
+        (0x4000404000010840, 4, 0, 0x8640),
+        (0x4000404000010842, 5, 5, 0x86F5),
+        (0x4000404000010846, 9, 4, 0x88F4),
+        (0x4000404000010840, 127, 31, 0xC3EF),
+        (0x8000402000010840, 4, 0, 0x8520),
+        (0x8000402000010842, 5, 5, 0x8545),
+        (0x8000402000010840, 127, 31, 0xA3EF),
+        (0xC000401000010840, 4, 0, 0x8490),
+        (0xC000401000010840, 127, 31, 0x93EF),
+    ],
+)
+def test_rows_of_operands_lie_where_their_descriptors_say(
+    bits: int, row: int, byte: int, address: int
+) -> None:
+    assert chunks_of(bits, 128)[row, byte // 16] + byte % 16 == address

@@ -27,8 +27,10 @@ from mqa.emulator import BoundMap, Summary, parser, run
 HERE = Path(__file__).resolve().parent
 MAP_MAGIC = b"recorded map".ljust(16, b"\0")
 Array = np.ndarray[Any, Any]
-# As in the driver's API: bytes of an element by data type, span by swizzle.
-ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
+# As in the driver's API: packed data types, bytes of an element, of 16 packed ones, by data type,
+# span by swizzle.
+PACKED = {13: "16U4_ALIGN8B", 14: "16U4_ALIGN16B"}
+ELEMENT_BYTES = {13: 8, 14: 8, 0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
 SPANS = {0: 0, 1: 32, 2: 64, 3: 128}
 
 
@@ -221,6 +223,12 @@ def _map(found: Launch, numbers: list[int]) -> BoundMap:
     size = ELEMENT_BYTES[kind]
     name = f"map {len(found.maps)}"
     described = TensorMap(
-        name, "BYTES", size, tuple(shape), tuple(strides), tuple(box), SPANS[swizzle]
+        name,
+        PACKED.get(kind, "BYTES"),
+        size,
+        tuple(shape),
+        tuple(strides),
+        tuple(box),
+        SPANS[swizzle],
     )
     return BoundMap(described, found.memory[address])

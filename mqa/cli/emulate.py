@@ -21,6 +21,14 @@ def emulate(
     ],
     schedule: Annotated[str, typer.Option(help=", ".join(SCHEDULES))] = "hunt",
     seed: Annotated[int, typer.Option(help="Decides all that is random.")] = 0,
+    checks: Annotated[
+        bool | None,
+        typer.Option(
+            "--checks/--no-checks",
+            help="Look for all mistakes, or for none that a kernel could go on after; by default "
+            "all but races in eager.",
+        ),
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(help="File for a timeline as Chrome-trace JSON, which Perfetto opens."),
@@ -28,7 +36,7 @@ def emulate(
 ) -> None:
     """Run one problem's kernel on the CPU, compare with the oracle, and count instructions.
 
-    Races are looked for in all schedules but eager.
+    Races are looked for in all schedules but eager, unless --checks.
 
     \b
     Example:
@@ -42,7 +50,7 @@ def emulate(
     if case.problem.regime != "exact":
         model = getattr(accumulators, SM90_EMULATED.accumulator(case.problem.format))
     try:
-        with scheduled(schedule, seed, trace=trace) as launches:
+        with scheduled(schedule, seed, checks=checks, trace=trace) as launches:
             got = case.run(backend=SM90_EMULATED.name)
         assert_logits(case, got, model)
     except (EmulationError, BackendUnavailableError, AssertionError) as error:

@@ -274,26 +274,40 @@ class Hopper:
         device = torch.device("cuda", torch.cuda.current_device())
         return "; ".join(_device_reasons(device)) or None
 
+    def plan_dense(self, call: DenseCall, out: Tensor) -> Plan:
+        return dense_plan(dense_facts(call, out, self.elements[call.problem.format]))
+
+    def plan_paged(self, call: PagedCall, out: Tensor) -> Plan:
+        return paged_plan(paged_facts(call, out, self.elements[call.problem.format]))
+
+    def plan_dense_cuts(
+        self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
+    ) -> Plan:
+        return dense_cuts_plan(start, end, num_kv_tokens, num_heads, out)
+
+    def plan_paged_cuts(self, context_lens: Tensor, indices: Tensor | None, out: Tensor) -> Plan:
+        return paged_cuts_plan(context_lens, indices, out)
+
     def dense(self, call: DenseCall, out: Tensor) -> Launch | None:
         elements = self.elements[call.problem.format]
-        launcher = driver.launcher(dense_plan(dense_facts(call, out, elements)), out.device)
+        launcher = driver.launcher(self.plan_dense(call, out), out.device)
         launcher.launch(dense_addresses(call, out, elements))
         return launcher.launch if call.problem.N and elements == "Fp8" else None
 
     def paged(self, call: PagedCall, out: Tensor) -> None:
         elements = self.elements[call.problem.format]
-        launcher = driver.launcher(paged_plan(paged_facts(call, out, elements)), out.device)
+        launcher = driver.launcher(self.plan_paged(call, out), out.device)
         launcher.launch(paged_addresses(call, out, elements))
 
     def dense_metadata(
         self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
     ) -> None:
-        plan = dense_cuts_plan(start, end, num_kv_tokens, num_heads, out)
+        plan = self.plan_dense_cuts(start, end, num_kv_tokens, num_heads, out)
         addresses = (start.data_ptr(), end.data_ptr(), out.data_ptr())
         driver.launcher(plan, out.device).launch(addresses)
 
     def paged_metadata(self, context_lens: Tensor, indices: Tensor | None, out: Tensor) -> None:
-        plan = paged_cuts_plan(context_lens, indices, out)
+        plan = self.plan_paged_cuts(context_lens, indices, out)
         where = 0 if indices is None else indices.data_ptr()
         addresses = (context_lens.data_ptr(), where, out.data_ptr())
         driver.launcher(plan, out.device).launch(addresses)

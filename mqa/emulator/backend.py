@@ -1,34 +1,26 @@
-"""Hopper's kernels on CPU tensors, as a backend that a call gets only by its name."""
+"""Kernels of a GPU on CPU tensors, as a backend that a call gets only by its name."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from mqa.cuda import cache, compiler
-from mqa.cuda.plan import Plan
-from mqa.cuda.sm90 import (
-    SM90,
-    SM90_ACCURATE,
-    Hopper,
-    dense_cuts_plan,
-    dense_facts,
-    dense_plan,
-    paged_cuts_plan,
-)
-from mqa.cuda.sm90_paged import paged_facts, paged_plan
+from mqa.cuda.plan import Kernel, Plan
+from mqa.cuda.sm90 import SM90, SM90_ACCURATE
 from mqa.prepared import Launch
 from mqa.problem import Format, Problem
 from mqa.validate import DenseCall, PagedCall
 
 if TYPE_CHECKING:
+    from mqa.emulator.reports import Kind
     from mqa.emulator.summary import Summary
     from mqa.emulator.tensor_order import TensorPipe
     from mqa.emulator.trace import Timeline
@@ -36,10 +28,37 @@ if TYPE_CHECKING:
 ARCH = "sm_90a"
 
 
+class Plans(Protocol):
+    """What a backend of a GPU would launch, and what it says of problems on whatever device."""
+
+    @property
+    def name(self) -> str: ...
+
+    def problem_reasons(self, problem: Problem) -> Iterator[str]: ...
+
+    def plan_dense(self, call: DenseCall, out: Tensor) -> Plan: ...
+
+    def plan_paged(self, call: PagedCall, out: Tensor) -> Plan: ...
+
+    def plan_dense_cuts(
+        self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
+    ) -> Plan: ...
+
+    def plan_paged_cuts(
+        self, context_lens: Tensor, indices: Tensor | None, out: Tensor
+    ) -> Plan: ...
+
+    def accumulator(self, format: Format) -> str: ...
+
+    def kernels_of(self, problem: Problem) -> Mapping[Kernel, int]: ...
+
+
 @dataclass
 class _Setting:
     schedule: str = "eager"
     seed: int = 0
+    checks: bool | None = None
+    ignore: Collection[Kind] = ()
     tensor_pipe: TensorPipe = "isa"
     timeline: Timeline | None = None
     launches: list[Summary] = field(default_factory=list)
@@ -53,23 +72,27 @@ def scheduled(
     schedule: str = "eager",
     seed: int = 0,
     *,
+    checks: bool | None = None,
+    ignore: Collection[Kind] = (),
     tensor_pipe: TensorPipe = "isa",
     trace: str | os.PathLike[str] | None = None,
 ) -> Iterator[list[Summary]]:
     """Calls of emulated backends in this block run under that schedule and seed, and with what
     `run` says of `tensor_pipe`.
 
-    Yields a list that gets a `Summary` for each launch. The file `trace` gets the timeline of all
-    of them as Chrome-trace JSON when the block ends, however it ends; raises OSError where that
-    cannot be written.
+    `checks` and `ignore` say what is looked for, as those of `run` do; raises ValueError where
+    `ignore` has what cannot be left out. Yields a list that gets a `Summary` for each launch. The
+    file `trace` gets the timeline of all of them as Chrome-trace JSON when the block ends, however
+    it ends; raises OSError where that cannot be written.
     """
-    from mqa.emulator.executor import traced
+    from mqa.emulator.executor import check_ignored, traced
     from mqa.emulator.tensor_order import check_pipe
 
     check_pipe(tensor_pipe)
 
+    check_ignored(ignore)
     with traced(trace) as timeline:
-        setting = _Setting(schedule, seed, tensor_pipe, timeline)
+        setting = _Setting(schedule, seed, checks, ignore, tensor_pipe, timeline)
         token = _setting.set(setting)
         try:
             yield setting.launches
@@ -78,30 +101,31 @@ def scheduled(
 
 
 class Emulated:
-    """What a backend of Hopper would launch, executed by `mqa.emulator`: slow, and checked."""
+    """What a backend would launch, compiled for `arch` and executed by `mqa.emulator`: slow, and
+    checked."""
 
     by_default = False
 
-    def __init__(self, hopper: Hopper) -> None:
-        self._hopper = hopper
+    def __init__(self, backend: Plans, arch: str) -> None:
+        self._backend, self._arch = backend, arch
 
     @property
     def name(self) -> str:
-        return f"{self._hopper.name}-emulated"
+        return f"{self._backend.name}-emulated"
 
     def reasons_against(self, problem: Problem, device: torch.device) -> Iterator[str]:
         if device.type != "cpu":
             yield f"emulates on the CPU, this is {device}"
         elif (missing := self.unusable_here()) is not None:
             yield missing
-        yield from self._hopper.problem_reasons(problem)
+        yield from self._backend.problem_reasons(problem)
 
     def unusable_here(self) -> str | None:
         missing = compiler.unavailable()
         return None if missing is None else "; ".join(map(str.strip, missing.splitlines()))
 
     def dense(self, call: DenseCall, out: Tensor) -> Launch | None:
-        plan = dense_plan(dense_facts(call, out, self._hopper.elements[call.problem.format]))
+        plan = self._backend.plan_dense(call, out)
         tensors = {
             "q": call.q,
             "q_scale": call.q_scale,
@@ -113,11 +137,11 @@ class Emulated:
             "schedule": call.schedule,
             "out": out,
         }
-        execute(plan, tensors)
+        execute(plan, tensors, self._arch)
         return None
 
     def paged(self, call: PagedCall, out: Tensor) -> None:
-        plan = paged_plan(paged_facts(call, out, self._hopper.elements[call.problem.format]))
+        plan = self._backend.plan_paged(call, out)
         tensors = {
             "q": call.q,
             "q_scale": call.q_scale,
@@ -129,41 +153,41 @@ class Emulated:
             "schedule": call.schedule,
             "out": out,
         }
-        execute(plan, tensors)
+        execute(plan, tensors, self._arch)
 
     def dense_metadata(
         self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
     ) -> None:
-        plan = dense_cuts_plan(start, end, num_kv_tokens, num_heads, out)
-        execute(plan, {"start": start, "end": end, "out": out})
+        plan = self._backend.plan_dense_cuts(start, end, num_kv_tokens, num_heads, out)
+        execute(plan, {"start": start, "end": end, "out": out}, self._arch)
 
     def paged_metadata(self, context_lens: Tensor, indices: Tensor | None, out: Tensor) -> None:
-        plan = paged_cuts_plan(context_lens, indices, out)
-        execute(plan, {"lens": context_lens, "indices": indices, "out": out})
+        plan = self._backend.plan_paged_cuts(context_lens, indices, out)
+        execute(plan, {"lens": context_lens, "indices": indices, "out": out}, self._arch)
 
     def schedules_on(self, device: torch.device) -> bool:
         """The public metadata functions take no backend's name, and none gets this one unasked."""
         return False
 
     def accumulator(self, format: Format) -> str:
-        return self._hopper.accumulator(format)
+        return self._backend.accumulator(format)
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
-        kernels = self._hopper.kernels_of(problem)
+        kernels = self._backend.kernels_of(problem)
         for kernel in kernels:
-            cache.get(kernel, ARCH)
+            cache.get(kernel, self._arch)
         return tuple(map(str, kernels))
 
 
-def execute(plan: Plan, tensors: Mapping[str, Tensor | None]) -> None:
-    """Compile a plan's kernel and run it on CPU tensors, as `scheduled` says.
+def execute(plan: Plan, tensors: Mapping[str, Tensor | None], arch: str) -> None:
+    """Compile a plan's kernel for an architecture and run it on CPU tensors, as `scheduled` says.
 
     Raises EmulationError where the kernel does what it must not.
     """
     # What interprets is loaded only where it is used: it needs longer than all else of mqa.
     from mqa.emulator import executor
 
-    binary = cache.get(plan.kernel, ARCH)
+    binary = cache.get(plan.kernel, arch)
     setting = _setting.get() or _Setting()
     summary = executor.run_plan(
         binary.ptx,
@@ -172,11 +196,13 @@ def execute(plan: Plan, tensors: Mapping[str, Tensor | None]) -> None:
         tensors,
         schedule=setting.schedule,
         seed=setting.seed,
+        checks=setting.checks,
+        ignore=setting.ignore,
         tensor_pipe=setting.tensor_pipe,
         timeline=setting.timeline,
     )
     setting.launches.append(summary)
 
 
-SM90_EMULATED = Emulated(SM90)
-SM90_ACCURATE_EMULATED = Emulated(SM90_ACCURATE)
+SM90_EMULATED = Emulated(SM90, ARCH)
+SM90_ACCURATE_EMULATED = Emulated(SM90_ACCURATE, ARCH)

@@ -94,7 +94,8 @@ def run(
     """Execute a kernel on the CPU.
 
     Args:
-        ptx: What NVRTC or nvcc made of the kernel, for sm_90a.
+        ptx: What NVRTC or nvcc made of the kernel, for sm_90a or sm_100f: its target says which
+            GPU it runs on, an H200 or a B200.
         entry: Name of the kernel in it; None where there is only one.
         grid: CTAs, up to three dimensions.
         block: Threads of a CTA.
@@ -123,9 +124,7 @@ def run(
         OSError: `trace` cannot be written.
     """
     check_pipe(tensor_pipe)
-    unknown = set(ignore) - {Kind.PROXY_FENCE, Kind.PRODUCT_FENCE, Kind.TENSOR_FENCE}
-    if unknown:
-        raise ValueError(f"ignore has {min(kind.name for kind in unknown)}, expected fences alone")
+    check_ignored(ignore)
     program, memory = _load(ptx, entry), Global()
     params, maps = _bind(program, memory, args)
     shape = Shape(grid, block, cluster, smem_bytes)
@@ -140,6 +139,13 @@ def run(
             kernel=program.entry.name,
         )
         return _launch(program, memory, params, maps, shape, how)
+
+
+def check_ignored(ignore: Collection[Kind]) -> None:
+    """Raise ValueError unless all of these can be left out alone."""
+    unknown = set(ignore) - {Kind.PROXY_FENCE, Kind.PRODUCT_FENCE, Kind.TENSOR_FENCE}
+    if unknown:
+        raise ValueError(f"ignore has {min(kind.name for kind in unknown)}, expected fences alone")
 
 
 @contextlib.contextmanager
@@ -181,6 +187,7 @@ def run_plan(
     schedule: str = "eager",
     seed: int = 0,
     checks: bool | None = None,
+    ignore: Collection[Kind] = (),
     tensor_pipe: TensorPipe = "isa",
     timeline: Timeline | None = None,
 ) -> Summary:
@@ -206,6 +213,7 @@ def run_plan(
         schedule,
         seed,
         checks,
+        frozenset(ignore),
         tensor_pipe=tensor_pipe,
         timeline=timeline,
         kernel=str(plan.kernel),

@@ -203,16 +203,17 @@ class Program:
         if key is None:
             fail(at, "this instruction is not modelled")
         grammar.check(at, key)
-        grammar.check_target(at, self.module.target)
         carried = CARRIES.get(key, ())
         operands = _registers_of(at, carried) if key in EFFECTS or key == "brx" else ()
         self.deciding[index] = _guard(at), operands
         try:
-            return self._bind_known(at, key, predicate)
+            bound = self._bind_known(at, key, predicate)
         except IndexError:
             fail(at, f"{len(at.operands)} operands are too few")
         except KeyError as error:
             fail(at, f"expected another modifier than {error}")
+        grammar.check_target(at, self.module.target)
+        return bound
 
     def _bind_known(
         self, at: Instruction, key: str, predicate: tuple[int, bool] | None

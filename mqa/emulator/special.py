@@ -88,7 +88,9 @@ def _parts(x: Array, size: int, *, signed: bool) -> Array:
 @opcode("dp4a", "dp2a")
 def dot(b: Binder, at: Instruction) -> Function:
     """Sum of products of four bytes, or of two 16-bit values with two bytes, onto an integer."""
-    name, *which, one, other = at.parts
+    name, *which = at.parts
+    one, other = which[-2:] if len(which) > 1 else ("", "")
+    which = which[:-2]
     if {one, other} - {"u32", "s32"} or which not in ([], ["lo"], ["hi"]):
         fail(at, "this form is not modelled")
     if (name == "dp2a") != bool(which):

@@ -51,3 +51,17 @@ def test_a_problem_that_has_no_kernel_says_why(run: Any) -> None:
     result = run("emulate", "dense fp8 S=2 N=70 H=8 D=96")
     assert result.exit_code == 1
     assert "D=96 is not one of" in result.stderr
+
+
+@pytest.mark.skipif(compiler.unavailable() is not None, reason="NVRTC is missing")
+def test_what_is_looked_for_can_be_said(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mqa.emulator import executor
+
+    asked = []
+    looked_for = executor.How.looked_for
+    monkeypatch.setattr(
+        executor.How, "looked_for", lambda how: asked.append(looked_for(how)) or asked[-1]
+    )
+    for option, schedule in (("--checks", "eager"), ("--no-checks", "hunt")):
+        assert run("emulate", SMALL, "--schedule", schedule, option).exit_code == 0
+    assert [(one.any, one.order) for one in asked] == [(True, True), (False, False)]

@@ -34,7 +34,7 @@ def kernel(body: str, params: int, *, shared: str = "", target: str = "sm_90a") 
     return f"{header(target)}.visible .entry k(\n{names}\n)\n{{\n{start}{body}\nret;\n}}\n"
 
 
-def applied(body: str, inputs: list[Array], result: Any) -> str:
+def applied(body: str, inputs: list[Array], result: Any, target: str = "sm_90a") -> str:
     """The kernel of `apply`: parameters are the inputs, then where `out` is stored."""
     text, out = "", np.dtype(result)
     for i, array in enumerate(inputs):
@@ -47,16 +47,18 @@ def applied(body: str, inputs: list[Array], result: Any) -> str:
     text += body.replace("out", name)
     text += f"mul.wide.u32 %rd52, %r0, {out.itemsize};\nadd.s64 %rd53, %rd{count}, %rd52;\n"
     text += f"st.global.{_kind(out)} [%rd53], {name};\n"
-    return kernel(text, count + 1)
+    return kernel(text, count + 1, target=target)
 
 
-def apply(body: str, inputs: list[Array], result: Any, *, threads: int = 32) -> Array:
+def apply(
+    body: str, inputs: list[Array], result: Any, *, threads: int = 32, target: str = "sm_90a"
+) -> Array:
     """Registers %r/%f/... named in0, in1, ... are loaded from arrays, `out` is stored.
 
     `body` says in0, in1 and out; their registers follow from the dtypes.
     """
     out = np.zeros(threads, result)
-    run(applied(body, inputs, result), "k", 1, threads, [*inputs, out])
+    run(applied(body, inputs, result, target), "k", 1, threads, [*inputs, out])
     return out
 
 

@@ -116,3 +116,84 @@ def test_zeros_and_large_sums_round_once() -> None:
 def test_short_runs_are_left_as_they_are() -> None:
     assert straight(["add.f32 %f1, %f2, %f3;"] * 3).batched is None
     assert batches.batched([]) is None
+
+
+PACKED = [f"mov.b64 %rd{i}, {{%f{2 * i}, %f{2 * i + 1}}};" for i in range(16)]
+
+
+def same_at_once(run: Run, values: list[Any]) -> bool:
+    """Whether the run was executed at once, which gave what one after the other gives."""
+    assert run.batched is not None
+    one, other = values.copy(), values.copy()
+    with np.errstate(all="ignore"):
+        for function in run.functions:
+            function(one)
+        done = run.batched(other)
+    for x, y in zip(one if done else values, other, strict=True):
+        np.testing.assert_array_equal(x.view(np.uint8), y.view(np.uint8))
+    return done
+
+
+def drawn_packed(rng: np.random.Generator, length: int) -> list[str]:
+    """Packed sums between others, and what packs and unpacks them."""
+    lines = list(PACKED)
+    for _ in range(length):
+        d, a, b, c = (f"%rd{i}" for i in rng.integers(0, 24, 4))
+        kind = rng.integers(0, 8)
+        if kind < 3:
+            lines.append(f"fma.rn.f32x2 {d}, {a}, {b}, {c};")
+        elif kind < 5:
+            lines.append(f"{rng.choice(('add', 'mul', 'sub'))}.rn.f32x2 {d}, {a}, {b};")
+        elif kind < 6:
+            low, high = rng.integers(0, 40, 2)
+            lines.append(f"mov.b64 {d}, {{%f{low}, %f{high}}};")
+        elif kind < 7:
+            low, high = rng.choice(40, 2, replace=False)
+            lines.append(f"mov.b64 {{%f{low}, %f{high}}}, {a};")
+        else:
+            d, a, b, c = (f"%f{i}" for i in rng.integers(0, 40, 4))
+            lines.append(f"fma.rn.f32 {d}, {a}, {b}, {c};")
+    return lines
+
+
+def packed_run(lines: list[str]) -> tuple[Run, list[Any]]:
+    text = kernel("\n".join(["bra GO;", "GO:", *lines, "bra END;", "END:"]), 0, target="sm_100f")
+    module = parse(text)
+    program = Program(module, module.entries["k"])
+    (run,) = (run for run in program.runs.values() if len(run.functions) == len(lines))
+    rng = np.random.default_rng(len(lines))
+    values: list[Any] = []
+    for dtype in program.binder.types:
+        numbers = rng.normal(size=(32, max(dtype.itemsize // 4, 1))).astype(np.float32)
+        values.append(numbers.view(dtype)[:, 0] if dtype.itemsize >= 4 else np.zeros(32, dtype))
+    return run, values
+
+
+def test_random_runs_of_packed_sums_give_the_same_at_once() -> None:
+    at_once = 0
+    for seed in range(40):
+        at_once += same_at_once(*packed_run(drawn_packed(np.random.default_rng(seed), 50 + seed)))
+    assert at_once > 30
+
+
+def test_packed_sums_are_executed_at_once() -> None:
+    """A head's sum: packs are one step, products one, and sums one for each of the chain."""
+    lines = [
+        *PACKED,
+        *(f"fma.rn.f32x2 %rd{40 + i % 2}, %rd{i}, %rd30, %rd{40 + i % 2};" for i in range(16)),
+    ]
+    run, values = packed_run(lines)
+    assert same_at_once(run, values)
+    assert run.batched is not None
+    assert len(run.batched._steps) == 1 + 1 + 8
+
+
+def test_equal_instructions_give_equal_rows_at_once() -> None:
+    lines = [f"add.f32 %f{40 + i}, %f0, %f1;" for i in range(9)]
+    lines += [f"fma.rn.f32 %f{60 + i}, %f0, %f1, %f{40 + i % 3};" for i in range(9)]
+    lines += [f"fma.rn.f32 %f{80 + i}, %f0, %f1, %f{60 + i};" for i in range(9)]
+    run, _ = named(lines)
+    assert same_at_once(run, registers(np.random.default_rng(3), 400, special=False))
+    lines = [f"mov.b64 %rd{8 + i}, {{%f0, %f{1 + i % 2}}};" for i in range(12)]
+    lines += [f"fma.rn.f32x2 %rd{30 + i}, %rd8, %rd9, %rd8;" for i in range(12)]
+    assert same_at_once(*packed_run(lines))

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import test_isa
 import test_products
+import test_sm100_alu
+import test_sm100_forms
 import test_tcgen05
 import test_tcgen05_pairs
 import test_tensor_copies
 
-from mqa.emulator import alu, memory_access, reductions, sync, tcgen05_mma, units
+from mqa.emulator import alu, memory_access, narrow, numbers, reductions, remote, special, sync
+from mqa.emulator import tcgen05_mma, units
 from mqa.emulator.tensor_layouts import COPIES, FRAGMENTS
 from mqa.emulator.program import EFFECTS, Program, key_of
 
@@ -45,6 +48,8 @@ def written() -> set[str]:
     made += [test_tensor_copies.cluster_reduce_text(*x) for x in test_tensor_copies.SHARED_CASES]
     made += test_tcgen05.texts()
     made += [test_tcgen05_pairs.pair_text(256), test_tcgen05_pairs.scaled_pair_text()]
+    made += [case.body for case in test_sm100_forms.CASES] + test_sm100_alu.TEXTS
+    made += [test_sm100_forms.reduce_text(name, kind) for name, kind, _ in test_sm100_forms.REDUCED]
     return {found for text in (*strings(), *made) for found in _INSTRUCTION.findall(text)}
 
 
@@ -53,8 +58,15 @@ def modes() -> Iterator[str]:
     yield from (f"setp.{name}" for name in alu._COMPARE)
     yield from (f"atom.{name}" for name in memory_access._ATOMIC)
     yield from (f"redux.sync.{name}" for name in sync._REDUCE)
-    yield from (f"cvt.{to}.{source}" for to, source in alu._CONVERSIONS)
-    yield from (f"cvt.{rounding}" for rounding in alu._TO_INTEGER)
+    yield from (f"cvt.{to}.{source}" for to, source in narrow.CONVERSIONS)
+    yield from (f"cvt.{rounding}" for rounding in numbers.TO_INTEGER)
+    yield from (f"testp.{name}" for name in special.TESTS)
+    yield from (f"red.async.{name}" for name in sorted(set().union(*remote._REDUCED.values())))
+    for rounding in ("rn", "rz", "rm", "rp"):
+        yield from (f"{name}.{rounding}.f32" for name in ("add", "sub", "mul", "fma", "div"))
+        yield from (f"{name}.{rounding}.f32x2" for name in ("add", "sub", "mul", "fma"))
+        yield from (f"{name}.{rounding}.f32" for name in ("rcp", "sqrt"))
+    yield from ("redux.sync.max.f32", "redux.sync.min.abs.NaN.f32", "st.async", "st.bulk")
     yield from (f"shfl.sync.{mode}" for mode in ("idx", "up", "down", "bfly"))
     yield from (f"vote.sync.{mode}" for mode in ("any", "all", "uni", "ballot"))
     for known, space in ((reductions.GLOBAL, "global"), (reductions.SHARED, "shared::cluster")):

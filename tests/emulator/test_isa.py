@@ -476,9 +476,10 @@ def test_a_failed_assertion_is_reported_with_its_text() -> None:
 TRAP = kernel("setp.eq.u32 %p1, %r0, 3;\n@!%p1 bra DONE;\ntrap;\nDONE:\n", 0)
 
 
-def test_a_trap_is_reported() -> None:
+@pytest.mark.parametrize("stop", ["trap;\n", "brkpt;\n"])
+def test_a_trap_is_reported(stop: str) -> None:
     with pytest.raises(EmulationError, match="by threads 0x00000008") as caught:
-        run(TRAP, "k", 1, 32, [])
+        run(TRAP.replace("trap;\n", stop), "k", 1, 32, [])
     assert caught.value.report.kind is Kind.TRAP
 
 

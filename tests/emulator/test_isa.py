@@ -425,7 +425,7 @@ def test_arrivals_that_drop_out_are_not_expected_again() -> None:
 
 def test_an_arrival_that_must_not_complete_a_phase_is_found() -> None:
     body = MBARRIER.replace(
-        "noComplete.shared::cta.b64 %rd9, [%r8], 2", "noComplete.b64 %rd9, [%rd8], 3"
+        "noComplete.shared::cta.b64 %rd9, [%r8], 2", "noComplete.shared::cta.b64 %rd9, [%r8], 3"
     )
     body = body.replace("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r8], 48;\n", "")
     with pytest.raises(EmulationError) as caught:

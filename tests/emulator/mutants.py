@@ -91,7 +91,9 @@ class Launch:
         self.case: Case = case if empty_row < 0 else _without_tokens(case, empty_row)
         found: list[tuple[Plan, dict[str, Any]]] = []
         with patch.context() as inside:
-            inside.setattr(backend, "execute", lambda plan, tensors, arch: found.append((plan, tensors)))
+            inside.setattr(
+                backend, "execute", lambda plan, tensors, arch: found.append((plan, tensors))
+            )
             self.case.run(backend="sm90-emulated", schedule_meta=self._schedule())
         ((self.plan, self.tensors),) = found
 

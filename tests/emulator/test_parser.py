@@ -89,3 +89,9 @@ def test_text_that_ends_early_is_an_error() -> None:
         parse(kernel("", 0).rsplit("}", 1)[0])
     with pytest.raises(PtxError, match="expected ';'"):
         parse(HEADER + ".reg .b32 %r1")
+
+
+def test_declarations_need_no_blank_before_the_type() -> None:
+    module = parse(kernel(".reg.b16 low, high;\nmov.b32 {low, high}, %r1;\n", 0))
+    declared = {register.name: register.type for register in module.entries["k"].registers}
+    assert declared["low"] == declared["high"] == "b16"

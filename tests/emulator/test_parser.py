@@ -75,7 +75,7 @@ def test_variables_have_spaces_sizes_and_contents() -> None:
     [
         ("mov.u32 %r1, %zz3;\nadd.s32 %r1, %q2, 1;", "register %zz3 is not declared"),
         ("bra NOWHERE;", "label NOWHERE is not defined"),
-        ("add.s32 %r99, %r1, 1;", "register %r99 is not declared"),
+        ("add.s32 %r999, %r1, 1;", "register %r999 is not declared"),
     ],
 )
 def test_errors_name_the_line_and_what_is_wrong(body: str, said: str) -> None:

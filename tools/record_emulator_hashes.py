@@ -152,7 +152,7 @@ def kernel_names(lines: list[str]) -> set[str]:
     found: set[str] = set()
     original = backend.execute
     try:
-        backend.execute = lambda plan, tensors: found.add(str(plan.kernel))  # type: ignore[assignment]
+        backend.execute = lambda plan, tensors, arch: found.add(str(plan.kernel))  # type: ignore[assignment]
         for line in lines:
             name = "sm90-accurate-emulated" if line.startswith(ACCURATE) else "sm90-emulated"
             problem = problem_of(line)

@@ -146,7 +146,7 @@ def record(lines: list[str], backend: str, device: str) -> dict[str, Any]:
 
 def kernel_names(lines: list[str]) -> set[str]:
     """The kernels that lines run."""
-    from mqa.cuda.sm90 import METADATA as METADATA_KERNELS
+    from mqa.cuda.metadata import METADATA as METADATA_KERNELS
     from mqa.emulator import backend
 
     found: set[str] = set()

@@ -222,6 +222,12 @@ def scheduler(device: torch.device) -> Backend:
     return next(backend for backend in BACKENDS if backend.schedules_on(device))
 
 
+def on_gpus_alone(name: str, device: torch.device) -> bool:
+    """Whether the backend of that name runs on `device`, a GPU, and not on the CPU."""
+    backend = _named("backend", name)
+    return backend.schedules_on(device) and not backend.schedules_on(torch.device("cpu"))
+
+
 def explain(problem: Problem, device: torch.device, asked: str | None = None) -> str:
     """Who can run `problem` on `device` and why the others cannot, a line each."""
     lines = [f"{problem} on {device}"]

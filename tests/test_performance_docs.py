@@ -60,6 +60,7 @@ def _page(generator: ModuleType, inside: str = "old") -> str:
 def test_the_page_is_up_to_date(generator: ModuleType) -> None:
     page = generator.PAGE.read_text("utf-8")
     assert generator.render(page, generator.REPORTS) == page, STALE
+    assert generator.render_model(page) == page, STALE
 
 
 def test_the_pictures_are_up_to_date(generator: ModuleType) -> None:

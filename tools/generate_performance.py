@@ -2,8 +2,9 @@
 
     python tools/generate_performance.py
 
-A report is what `mqa bench --suite hopper --json` or `--suite host --json` wrote. Only the text
-between the two markers of the page is replaced. Each picture carries the digest of the report it
+A report is what `mqa bench --suite hopper --json`, or another GPU suite, wrote. The tables of the
+static model come from `tools/pipeline_model.py`. Only the text between the markers of the page is
+replaced. Each picture carries the digest of the report it
 was drawn from, so that `tests/test_performance_docs.py` fails while tables or pictures are stale.
 """
 
@@ -20,15 +21,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
 REPORTS = ROOT / "docs" / "benchmarks"
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from mqa.cli.gpu.tables import TextTable, tables  # noqa: E402
+from mqa.cli.gpu.tables import tables  # noqa: E402
 from mqa.cli.plots import draw_groups  # noqa: E402
+from mqa.cli.tables import markdown  # noqa: E402
+from pipeline_model import markdown_tables  # noqa: E402
 
 BEGIN = "<!-- results: `make performance` writes what follows -->"
 END = "<!-- end of results -->"
-_ORDER = ("hopper", "host")
-_TITLES = {"hopper": "Kernels", "host": "Host"}
+MODEL_BEGIN = "<!-- model: `make performance` writes what follows -->"
+MODEL_END = "<!-- end of model -->"
+_ORDER = ("hopper", "blackwell", "host")
+_TITLES = {"hopper": "Kernels", "blackwell": "Kernels", "host": "Host"}
 _NOTHING = "No report is stored in `docs/benchmarks` yet.\n"
 
 
@@ -37,12 +42,21 @@ def render(page: str, folder: Path) -> str:
 
     Raises ValueError unless the page has each marker once, in order.
     """
-    head, begin, rest = page.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not (begin and end) or BEGIN in rest or END in head + tail:
-        raise ValueError(f"expected one line {BEGIN!r} and, after it, one line {END!r}")
     sections = [_section(path, report) for path, report in reports(folder)]
-    return f"{head}{BEGIN}\n\n{''.join(sections) or _NOTHING}\n{END}{tail}"
+    return _between(page, BEGIN, "".join(sections) or _NOTHING, END)
+
+
+def render_model(page: str) -> str:
+    """`page` with the tables of the static model between their markers; raises likewise."""
+    return _between(page, MODEL_BEGIN, markdown_tables(), MODEL_END)
+
+
+def _between(page: str, begin: str, text: str, end: str) -> str:
+    head, begins, rest = page.partition(begin)
+    _, ends, tail = rest.partition(end)
+    if not (begins and ends) or begin in rest or end in head + tail:
+        raise ValueError(f"expected one line {begin!r} and, after it, one line {end!r}")
+    return f"{head}{begin}\n\n{text}\n{end}{tail}"
 
 
 def reports(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -76,7 +90,7 @@ def _section(path: Path, report: Mapping[str, Any]) -> str:
     drawn = picture(path, report)
     if drawn is not None:
         parts.append(f"![Ratio to the peer, row by row]({path.parent.name}/{drawn.name})\n")
-    parts += [_markdown(table) for table in tables(report)]
+    parts += [markdown(table) for table in tables(report)]
     return "\n".join(parts) + "\n"
 
 
@@ -101,18 +115,7 @@ def _facts(path: Path, report: Mapping[str, Any]) -> str:
     )
 
 
-def _markdown(table: TextTable) -> str:
-    columns = [_cell(column) for column in table.columns]
-    rule = ["---", *["---:"] * (len(columns) - 1)]
-    rows = [columns, rule, *([_cell(cell) for cell in row] for row in table.rows)]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([f"**{table.title[0].upper()}{table.title[1:]}**", "", *lines, ""])
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", r"\|")
-
-
 if __name__ == "__main__":
-    PAGE.write_text(render(PAGE.read_text("utf-8"), REPORTS), encoding="utf-8")
+    page = render_model(render(PAGE.read_text("utf-8"), REPORTS))
+    PAGE.write_text(page, encoding="utf-8")
     draw(REPORTS)

@@ -36,6 +36,11 @@ __device__ __forceinline__ void bar_sync(uint32_t number, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// The same for a thread that does not wait for the others.
+__device__ __forceinline__ void bar_arrive(uint32_t number, uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // The same value, of which the compiler knows nothing.
 __device__ __forceinline__ int opaque(int value) {
   asm volatile("" : "+r"(value));

@@ -48,8 +48,6 @@ struct Dense {
   using StageRing = typename Tiling::StageRing;
   static constexpr bool kPaged = false;
   static constexpr int kAutoSplit = 128;  // tokens of a task where no schedule is given
-  // Whether rows are cleaned once all keys are on their way. Beside products it costs nothing.
-  static constexpr bool kCleanLast = false;
   static constexpr auto kBlock = Tiling::kBlock;
   static constexpr auto kRows = Tiling::kRows;
   // Cut points name groups of 512 columns; those may be several blocks.

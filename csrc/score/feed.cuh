@@ -6,6 +6,7 @@
 #include "ptx/control.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mbarrier.cuh"
+#include "score/clean.cuh"
 #include "score/range.cuh"
 #include "score/storage.cuh"
 
@@ -64,8 +65,7 @@ struct Feed {
       base = feeder.base + kWarpSize;
       __syncwarp();  // lane 0 will write it
     }
-    if (Source::kCleanLast && warp == kLoadWarp)
-      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.loading));
+    if (warp == kLoadWarp) Clean<Tiling, Source>::loads_are_out(shared);
     wait_block(ring, shared);
     if (warp == kRowsWarp && threadIdx.x % kWarpSize == 0) shared.piece[ring.stage()] = Piece{};
     __syncwarp();

@@ -63,8 +63,6 @@ struct Paged {
   using StageRing = typename Tiling::StageRing;
   static constexpr bool kPaged = true;
   static constexpr int kAutoSplit = kScheduleSplit;  // tokens of a task where no schedule is given
-  // Where keys are read as fast as memory delivers them, cleaning beside that takes longer than after.
-  static constexpr bool kCleanLast = Tiling::kReadBound;
   static constexpr auto kBlock = Tiling::kBlock;
   static constexpr auto kRowBytes = Tiling::kRowBytes;
   static constexpr auto kStageRows = Tiling::kStageRows;

@@ -14,6 +14,19 @@ constexpr int kWeightsWarp = kMathWarps + 2, kCleanWarp = kMathWarps + 3;
 constexpr int kFeedingWarps = 3;
 constexpr int kPreparingWarp = 1;  // initialises barriers; the one before reads the schedule
 constexpr int kMathBarrier = 2;    // of the math threads
+constexpr int kCleanBarrier = 3;   // of the math threads that are through, and the warp that cleans
+
+// When -inf is written, of a CTA: beside all else, once all its keys are on their way, or once its math
+// warps are through. -DMQA_CLEANING=kAfterMath, or another name, overrides every kernel's policy, for
+// measuring what it is worth.
+enum class Cleaning { kBeside, kAfterLoads, kAfterMath };
+constexpr Cleaning cleaning_or(Cleaning policy) {
+#ifdef MQA_CLEANING
+  return Cleaning::MQA_CLEANING;
+#else
+  return policy;
+#endif
+}
 
 // What math needs of a row: where token 0 of its window form lies, and which tokens to write.
 struct alignas(16) Row {

@@ -1,5 +1,47 @@
 // logits[s, n] = k_scale[n] * sum_h weights[s, h] * relu(dot(q[s, h], k[n])),  n in the window of s
-// Meaning: docs/semantics.md.
+// Formats with block scales have these in the dot instead of k_scale.
+// Meaning: docs/semantics.md. A key tile's way through the kernel: docs/kernels.md. Why this shape:
+// docs/performance.md.
+//
+// A CTA takes a range of tasks (query block, KV tokens) and goes through it block by block. A block's
+// columns (row, head) of q stay in shared memory, 256 of them at most, 192 with block scales, while
+// stages of 128 keys stream past. One product of a stage, keys by columns, fills an accumulator in
+// tensor memory: a lane a key. There are two accumulators or more.
+//
+//   math      3 or 4 warpgroups   each sums a set of 64 columns, or of a row where that has more, for
+//                                 128 keys, a thread a key: relu, weighted head sum, k scale, stores.
+//                                 Where a block has fewer sets, warpgroups take tiles in turn
+//   load      1 warp              q and k by TMA, k scales by bulk copies or cp.async
+//   rows      1 warp              windows and result addresses of a block's rows
+//   weights   1 warp              weights of a block's rows, and its block scales
+//   clean     1 warp              -inf outside the windows, by bulk stores; when: Tiling::cleaning
+//   multiply  1 thread            products, copies of block scales to tensor memory, commits; its warp
+//                                 allocates tensor memory and frees it
+//   scales    1 warp              block scales of keys into the order that tensor memory takes
+//
+//   barrier       filled by                                              arrivals   waited on by
+//   q_full        load (tx bytes), rows, weights (every lane)                  34   math, multiply, scales
+//   q_empty       math (a lane of each warp), multiply (commit), scales  14 to 18   load, rows, weights
+//   k_full        load (tx bytes), its cp.async if scales need them       1 or 33   multiply, scales
+//   k_empty       math that has the tile (a lane of each warp),           5 to 17   load, multiply
+//                 multiply (commit)
+//   scales_full   scales, a lane                                                1   multiply
+//   sums_full     multiply (commit)                                             1   math
+//   range_known   math, a lane of the first two warps, once                     2   all
+//   loading       load, a lane, once, if cleaning waits for loads               1   clean
+//
+// k_empty tells two things: load may fill the stage again, once products (commit) and math, which reads
+// k scales, are through with it; and multiply may overwrite the accumulator that the stage's product
+// went to. For that, multiply waits for the k_empty of the tile as many tiles ago as there are
+// accumulators. Block scales in tensor memory belong to an accumulator, those of q to one of the two
+// blocks that are on their way, so that no copy overwrites what a product may still read.
+//
+// Where -inf is written last, math warps that are through meet the clean warp at a named barrier of its
+// own, kCleanBarrier.
+//
+// Writes logits[s, n] for n in the window of s alone, and -inf elsewhere if asked; reads q, k and
+// scales of existing rows and tokens alone, whatever windows and schedule hold. Keys past the last
+// token are zeros that TMA fills in.
 #pragma once
 
 #include "ptx/copy.cuh"

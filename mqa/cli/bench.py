@@ -106,6 +106,7 @@ def bench(
     memory: Annotated[bool, typer.Option(help="Measure peak memory, in fresh processes.")] = True,
     only: Annotated[str | None, typer.Option(help="Regular expression: these GPU rows.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="GPU: 10 pairs, no long rows.")] = False,
+    table: Annotated[Path | None, typer.Option(help="GPU: Markdown file for the tables.")] = None,
 ) -> None:
     """Time calls on the CPU against the usual einsum fallback and against float32 sgemm.
 
@@ -117,23 +118,24 @@ def bench(
     Runs alternate with ours in one process; a ratio is the other's time over ours, the median of
     the pairs with a 5-95 % interval. Memory is what a fresh process grows by in one call.
 
-    Two suites run on a GPU, see docs/performance.md: hopper times CUDA graphs against DeepGEMM and
-    against other calls of ours, host the cost of a call on the host.
+    Three suites run on a GPU, see docs/performance.md: hopper and blackwell time CUDA graphs
+    against DeepGEMM and against other calls of ours, host the cost of a call on the host.
 
     \b
     Examples:
       mqa bench --json bench.json --plot bench.png
       mqa bench "dense mxfp8 S=16 N=32768 H=32 D=128" --rounds 20
       mqa bench --suite hopper --only "main: 2048" --json hopper.json
+      mqa bench --suite blackwell --json blackwell.json --table blackwell.md
     """
     if suite not in _NAMES:
         raise Stop(f"--suite {suite!r}: expected one of {', '.join(_NAMES)}")
     if suite in GPU_SUITES:
         if problems:
             raise Stop(f"--suite {suite} takes no problem lines")
-        return run_suite(Options(suite, only, rounds, quick, json, plot))
-    if only is not None or quick:
-        raise Stop(f"--only and --quick are for --suite {' and '.join(GPU_SUITES)}")
+        return run_suite(Options(suite, only, rounds, quick, json, plot, table))
+    if only is not None or quick or table is not None:
+        raise Stop(f"--only, --quick and --table are for --suite {', '.join(GPU_SUITES)}")
     if plot is not None:
         require_matplotlib()
     chosen = parse_problems(problems or SUITES[suite])

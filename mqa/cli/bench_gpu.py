@@ -1,8 +1,9 @@
-"""The suites of `mqa bench` that need a GPU: hopper and host."""
+"""The suites of `mqa bench` that need a GPU: hopper, blackwell and host."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 
 import mqa
+from mqa import config
 from mqa.cli import machine
 from mqa.cli.console import (
     Stop,
@@ -33,13 +34,16 @@ from mqa.cli.gpu.device import CLOCK_METHOD, Device, Gpu
 from mqa.cli.gpu.host import HOST_ROWS, measure_host
 from mqa.cli.gpu.inputs import L2_TIMES
 from mqa.cli.gpu.measure import measure
-from mqa.cli.gpu.peers import Peer, find_peer
-from mqa.cli.gpu.rows import MQA, Party, Row
-from mqa.cli.gpu.suite import hopper_rows
-from mqa.cli.gpu.tables import TextTable, interval, tables
+from mqa.cli.gpu.peers import NoPeer, Peer, find_peer
+from mqa.cli.gpu.rows import MQA, PEER, Party, Row
+from mqa.cli.gpu.suite import blackwell_rows, hopper_rows
+from mqa.cli.gpu.tables import interval, tables
 from mqa.cli.plots import draw_groups
+from mqa.cli.tables import markdown_page, rich_table
 
-GPU_SUITES = ("hopper", "host")
+GPU_SUITES = ("hopper", "blackwell", "host")
+_BACKENDS = {"blackwell": "sm100"}
+"""What a suite is about: without it there is nothing to measure."""
 ROUNDS = 40
 _QUICK_ROUNDS = 10
 _COMPILERS = 8
@@ -60,6 +64,7 @@ class Options:
     quick: bool = False
     json: Path | None = None
     plot: Path | None = None
+    table: Path | None = None
 
     @property
     def pairs(self) -> int:
@@ -77,28 +82,48 @@ class Options:
 def run_suite(options: Options) -> None:
     """Measure a suite on the current GPU, print its tables, write its files.
 
-    Stops before any work where `only` selects nothing, there is no GPU or a file can't be written.
+    Stops before any work where `only` selects nothing, there is no GPU for the suite or a file
+    can't be written. Rows against a peer are left out of the Blackwell suite where there is none.
     """
     names = selected(options)
+    if reason := _unusable(options.suite):
+        raise Stop(f"--suite {options.suite}: {reason}", exit_code=1)
     if not torch.cuda.is_available():
         here = f"torch {torch.__version__} finds none here"
         raise Stop(f"--suite {options.suite}: needs a GPU, {here}", exit_code=1)
     if options.plot is not None:
         require_matplotlib()
-    for path in (options.json, options.plot):
+    for path in (options.json, options.plot, options.table):
         if path is not None:
             assert_writable(path)
     device = Gpu(torch.device("cuda", torch.cuda.current_device()))
-    show(measure_suite(options, names, device, find_peer()), options)
+    peer = find_peer()
+    if options.suite == "blackwell" and isinstance(peer, NoPeer):
+        print_whole(standard_error(), f"without rows against a peer: {peer.reason}")
+        names = [row for row in names if not _against_peer(row)]
+    show(measure_suite(options, names, device, peer), options)
+
+
+def _unusable(suite: str) -> str:
+    """Why the backend that the suite is about can't run here, in its own words; else nothing."""
+    if suite not in _BACKENDS:
+        return ""
+    return {one.name: one.reason for one in mqa.backends()}.get(_BACKENDS[suite], "")
+
+
+def _against_peer(row: Row | str) -> bool:
+    return not isinstance(row, str) and any(party.who == PEER for party in row.parties)
 
 
 def selected(options: Options) -> Sequence[Row | str]:
     """The rows that `only` and `quick` leave. Stops if there are none, or no picture of them."""
-    if options.plot is not None and options.suite != "hopper":
+    if options.plot is not None and options.suite == "host":
         raise Stop(f"--plot: --suite {options.suite} has no picture")
     try:
         if options.suite == "hopper":
             rows: Sequence[Row | str] = hopper_rows(options.only, quick=options.quick)
+        elif options.suite == "blackwell":
+            rows = blackwell_rows(options.only, quick=options.quick)
         else:
             rows = [name for name in HOST_ROWS if re.search(options.only or "", name)]
     except re.error as error:
@@ -117,7 +142,7 @@ def measure_suite(
     """
     begin = time.perf_counter()
     report = _facts(options, device, peer)
-    if options.suite == "hopper":
+    if options.suite != "host":
         compiled = [row for row in rows if not isinstance(row, str)]
         report["warm_up"] = _warm_up(compiled, device.where)
         report["ceilings"] = measure_ceilings(device)
@@ -140,13 +165,33 @@ def show(report: dict[str, Any], options: Options) -> None:
     """Print a report's tables, draw the picture that `options` names."""
     out = standard_output()
     for table in tables(report):
-        out.print(_rich(table))
+        out.print(rich_table(table))
     print_whole(out, f"{len(report['rows'])} rows in {report['seconds']} s")
     if options.json is not None:
         print_whole(out, f"report: {options.json}")
+    if options.table is not None:
+        text = _page(report)
+        write_whole(options.table, lambda file: file.write_text(text, encoding="utf-8"))
+        print_whole(out, f"table: {options.table}")
     if options.plot is not None:
         _draw(options.plot, report)
         print_whole(out, f"picture: {options.plot}")
+
+
+def _page(report: Entry) -> str:
+    """The tables of a report as somebody can send them."""
+    versions, peer, gpus = report["versions"], report["peer"], report["machine"]["gpus"]
+    facts = {
+        "GPU": gpus[0]["name"],
+        "SMs": report["settings"]["num_sms"],
+        "command": shlex.join(report["command"]),
+        "NVRTC options": shlex.join(report["settings"]["nvrtc_options"]),
+        "pairs a row": report["rounds"],
+        peer["name"]: peer["version"],
+    }
+    named = ("mqa", "commit", "kernels", "torch", "cuda", "driver", "nvidia-cuda-nvrtc")
+    facts |= {name: versions.get(name) for name in named}
+    return markdown_page(f"mqa bench, suite {report['suite']}", facts, tables(report))
 
 
 def _draw(path: Path, report: Entry) -> None:
@@ -220,16 +265,8 @@ def _facts(options: Options, device: Device, peer: Peer) -> dict[str, Any]:
             "pdl": mqa.get_pdl(device.where),
             "l2_bytes": device.l2_bytes,
             "l2_times": L2_TIMES,
+            "nvrtc_options": list(config.nvrtc_options()),
         },
         "clock": CLOCK_METHOD,
         "rows": [],
     }
-
-
-def _rich(table: TextTable) -> Table:
-    rich = Table(title=table.title, title_justify="left")
-    for index, column in enumerate(table.columns):
-        rich.add_column(column, justify="right" if index else "left", overflow="fold")
-    for row in table.rows:
-        rich.add_row(*row)
-    return rich

@@ -11,8 +11,9 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
+import mqa
+from mqa.backends import on_gpus_alone
 from mqa.cli import machine
 from mqa.cli.console import (
     Stop,
@@ -24,7 +25,9 @@ from mqa.cli.console import (
     standard_output,
     usable_device,
     write_json,
+    write_whole,
 )
+from mqa.cli.tables import TextTable, markdown_page, rich_table
 from mqa.cli.verdict import FAILED, REFUSED, Outcome, judge
 from mqa.problem import REGIMES, PagedProblem, Problem
 from mqa.testing import CORPORA, corpus, make_case
@@ -39,48 +42,74 @@ def check(
     backend: Annotated[
         str | None, typer.Option(help="Backend by name. Default: the one a call would get.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:<index>.")] = "cpu",
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda or cuda:<index>. Default: where the named backend runs."),
+    ] = None,
     suite_name: Annotated[
         str, typer.Option("--suite", help=f"{', '.join(CORPORA)}: more and more problems.")
     ] = "smoke",
     report: Annotated[
         Path | None, typer.Option(help="JSON file for versions, machine and every case.")
     ] = None,
+    table: Annotated[Path | None, typer.Option(help="Markdown file for the table.")] = None,
 ) -> None:
     """Compare a backend with an independent oracle in float64.
 
     Problems of the exact regime must agree bit for bit with the definition rounded once; those of
     the bounded regime must be within a derived tolerance, in which the largest error is given as a
-    share of what is allowed. Exits with 1 if any case fails, and prints its line for a replay.
+    share of what is allowed. Exits with 1 if any case fails, and prints its line for a replay. A
+    named backend that this machine cannot run is told at once, with the backend's reason.
 
     \b
     Examples:
       mqa check
       mqa check --suite ci --backend reference --report check.json
+      mqa check --backend sm100 --suite all --report check.json --table check.md
       mqa check "dense fp8 S=5 N=70 H=64 D=128 regime=exact seed=3"
     """
     if suite_name not in CORPORA:
         raise Stop(f"--suite {suite_name!r}: expected one of {', '.join(CORPORA)}")
-    where = usable_device(device)
-    if report is not None:
-        assert_writable(report)
+    where = _device_of(backend) if device is None else usable_device(device)
+    for path in (report, table):
+        if path is not None:
+            assert_writable(path)
     chosen = parse_problems(problems) if problems else _suite(suite_name)
     begin = time.perf_counter()
     outcomes = _run(chosen, where, backend)
     seconds = time.perf_counter() - begin
     out = standard_output()
-    out.print(_table(outcomes, f"{backend or 'default backend'} on {where}, {seconds:.1f} s"))
+    summed = _table(outcomes, f"{backend or 'default backend'} on {where}, {seconds:.1f} s")
+    out.print(rich_table(summed, words=3, bad=_failed_groups(outcomes)))
     failures = [outcome for outcome in outcomes if outcome.status == FAILED]
-    _print_failures(out, failures, _options(backend, device))
+    _print_failures(out, failures, _options(backend, device or "cpu"))
     if report is not None:
         write_json(report, _report(outcomes, where, backend, None if problems else suite_name))
         print_whole(out, f"report: {report}")
+    if table is not None:
+        text = _page(summed, failures, where)
+        write_whole(table, lambda file: file.write_text(text, encoding="utf-8"))
+        print_whole(out, f"table: {table}")
     if failures:
         raise typer.Exit(1)
     refusals = [outcome for outcome in outcomes if outcome.status == REFUSED]
     if outcomes and len(refusals) == len(outcomes):
         raise Stop(f"nothing was checked: {refusals[0].detail}")
     print_whole(out, f"{len(outcomes) - len(refusals)} cases passed", style="green")
+
+
+def _device_of(backend: str | None) -> torch.device:
+    """Where a call to this backend can run: the GPU if it is one's, else the CPU. Stops with the
+    backend's reason if this machine cannot run it."""
+    known = {status.name: status for status in mqa.backends()}
+    if backend is None or backend not in known:  # `judge` knows what to say of the latter
+        return torch.device("cpu")
+    if not known[backend].usable:
+        raise Stop(f"--backend {backend}: {known[backend].reason}", exit_code=1)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    gpu = torch.device("cuda", torch.cuda.current_device())
+    return gpu if on_gpus_alone(backend, gpu) else torch.device("cpu")
 
 
 def _suite(name: str) -> list[Problem]:
@@ -110,24 +139,36 @@ def _kind(problem: Problem) -> str:
     return "paged" if isinstance(problem, PagedProblem) else "dense"
 
 
-def _table(outcomes: Sequence[Outcome], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in ("format", "calls", "regime"):
-        table.add_column(name)
-    for name in ("cases", "passed", "refused", "largest float32 error"):
-        table.add_column(name, justify="right")
+def _groups(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], list[Outcome]]:
+    """Outcomes by format, kind of call and regime."""
     groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in outcomes:
         problem = outcome.problem
-        group = (problem.format, _kind(problem), problem.regime)
-        groups.setdefault(group, []).append(outcome)
-    for key, members in groups.items():
+        groups.setdefault((problem.format, _kind(problem), problem.regime), []).append(outcome)
+    return groups
+
+
+def _table(outcomes: Sequence[Outcome], title: str) -> TextTable:
+    rows = []
+    for key, members in _groups(outcomes).items():
         passed = sum(outcome.passed for outcome in members)
         refused = sum(outcome.status == REFUSED for outcome in members)
-        style = None if passed + refused == len(members) else "bold red"
         counts = (str(len(members)), str(passed), str(refused))
-        table.add_row(*key, *counts, _largest(members, exact=key[2] == "exact"), style=style)
-    return table
+        rows.append((*key, *counts, _largest(members, exact=key[2] == "exact")))
+    columns = ("format", "calls", "regime", "cases", "passed", "refused", "largest float32 error")
+    return TextTable(title, columns, tuple(rows))
+
+
+def _failed_groups(outcomes: Sequence[Outcome]) -> list[int]:
+    """Rows of the table that hold a failure."""
+    groups = enumerate(_groups(outcomes).values())
+    return [i for i, members in groups if any(one.status == FAILED for one in members)]
+
+
+def _page(table: TextTable, failures: Sequence[Outcome], device: torch.device) -> str:
+    """The table as somebody can send it, with what failed and where."""
+    notes = [f"failed: {outcome.problem}: {outcome.detail}" for outcome in failures]
+    return markdown_page("mqa check", machine.summary(device), [table], notes)
 
 
 def _largest(members: Sequence[Outcome], *, exact: bool) -> str:
@@ -159,6 +200,7 @@ def _report(
     return {
         "versions": machine.versions(),
         "machine": machine.machine(),
+        "summary": machine.summary(device),
         "device": str(device),
         "backend": backend,
         "suite": name,

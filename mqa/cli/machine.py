@@ -96,6 +96,23 @@ def driver() -> str | None:
     return lines[0] if lines else None
 
 
+def summary(device: torch.device) -> dict[str, object]:
+    """What the head of a table says: what was measured, where, with what. None where unknown."""
+    on_gpu = device.type == "cuda"
+    gpu = gpus()[device.index or 0] if on_gpu else {}
+    return {
+        "device": gpu.get("name") or _cpu_model(),
+        "compute capability": gpu.get("capability"),
+        "SMs": gpu.get("sms"),
+        "mqa": mqa.__version__,
+        "commit": commit(),
+        "kernels": kernels(),
+        "torch": torch.__version__,
+        "driver": driver() if on_gpu else None,
+        "NVRTC": installed("nvidia-cuda-nvrtc"),
+    }
+
+
 def usable_cores() -> int:
     """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from mqa.cli.gpu.rows import GROUPS
+from mqa.cli.gpu.rows import GROUPS_OF
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +100,8 @@ def draw_groups(path: Path, report: Mapping[str, Any], mark: str = "") -> None:
     measured.
     """
     rows = [row for row in report["rows"] if row.get("other", {}).get("who") == "peer"]
-    groups = [[row for row in rows if row["group"] == name] for name in GROUPS]
+    titles = GROUPS_OF[report["suite"]]
+    groups = [[row for row in rows if row["group"] == name] for name in titles]
     groups = [group for group in groups if group]
     if not groups:
         raise ValueError("no row of this report was measured against a peer")
@@ -108,7 +109,7 @@ def draw_groups(path: Path, report: Mapping[str, Any], mark: str = "") -> None:
     figure, axes = _canvas(len(groups), (10, 0.8 + sum(heights)), heights, sharex=False)
     for axis, group in zip(axes, groups, strict=True):
         _bars(axis, group)
-        axis.set_title(GROUPS[group[0]["group"]], loc="left", fontsize=11)
+        axis.set_title(titles[group[0]["group"]], loc="left", fontsize=11)
     peer = " ".join(filter(None, (report["peer"]["name"], report["peer"]["version"])))
     axes[-1].set_xlabel(f"time of {peer} / time of mqa (right of the line: mqa is faster)")
     figure.suptitle(f"mqa against {peer} on {report['machine']['gpus'][0]['name']}: medians of "

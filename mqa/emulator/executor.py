@@ -310,13 +310,6 @@ def _check_launch(
     smem_bytes: int,
 ) -> None:
     directives, threads, ctas = program.entry.directives, math.prod(block), math.prod(cluster)
-    for name, sizes, most_sizes in (
-        ("grid", grid, MOST_GRID),
-        ("block", block, MOST_BLOCK),
-        ("cluster", cluster, (MOST_CLUSTER_CTAS,) * 3),
-    ):
-        if any(not 1 <= x <= limit for x, limit in zip(sizes, most_sizes, strict=True)):
-            raise ValueError(f"{name}={sizes}, expected 1 to {most_sizes}")
     if smem_bytes < 0:
         raise ValueError(f"smem_bytes={smem_bytes}, expected 0 or more")
     wanted = directives.get("reqnctapercluster")
@@ -330,6 +323,13 @@ def _check_launch(
         raise ValueError(f"block={block}, expected {_three(required)}, which the kernel requires")
     if not 1 <= ctas <= MOST_CLUSTER_CTAS:
         raise ValueError(f"cluster={cluster}, expected 1 to {MOST_CLUSTER_CTAS} CTAs")
+    for name, sizes, most_sizes in (
+        ("grid", grid, MOST_GRID),
+        ("block", block, MOST_BLOCK),
+        ("cluster", cluster, (MOST_CLUSTER_CTAS,) * 3),
+    ):
+        if any(not 1 <= x <= limit for x, limit in zip(sizes, most_sizes, strict=True)):
+            raise ValueError(f"{name}={sizes}, expected 1 to {most_sizes}")
     if min(grid) < 1 or any(size % step for size, step in zip(grid, cluster, strict=True)):
         raise ValueError(f"grid={grid}, expected at least 1 and multiples of {cluster}")
     registers = pool_of(launch_registers(program, threads), threads)

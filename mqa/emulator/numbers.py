@@ -93,7 +93,7 @@ def _to_integer(to: str, source: str, mode: str, flags: set[str]) -> Cast:
         values = rounded(_widened(x, source))
         # 2^31 and the like are exact in float64, the largest 64-bit integers are not.
         inside = (values > limits.min) & (values < float(limits.max))
-        cut = np.where(values > 0, limits.max, limits.min).astype(dtype)
+        cut = np.where(values > 0, dtype.type(limits.max), dtype.type(limits.min))
         found = np.where(inside, np.where(inside, values, 0).astype(dtype), cut)
         return np.where(np.isnan(values), dtype.type(of_nan), found)
 

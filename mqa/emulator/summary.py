@@ -21,13 +21,13 @@ _CLASSES = {
     "shared memory": (),
     "other memory": ("ld", "st", "atom", "red", "mapa"),
     "exchange": ("shfl", "vote", "match", "redux", "elect", "activemask"),
-    "branches": ("bra", "ret", "exit"),
-    "predicates": ("setp", "selp"),
+    "branches": ("bra", "brx", "ret", "exit"),
+    "predicates": ("setp", "selp", "set", "testp", "isspacep"),
     "moves": ("mov", "cvta"),
     "conversions": ("cvt",),
     "floating point": (),
 }
-_FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
+_FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64"}
 
 
 @dataclass(frozen=True)

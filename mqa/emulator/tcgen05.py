@@ -512,6 +512,8 @@ def _commit(warp: Warp, lane: int, barriers: list[sync.MBarrier], line: int) -> 
     if warp.view is not None:
         issuer.before_sync()
         warp.view.release(told)
+        if issuer.ledger is not None:
+            merge(told, issuer.ledger.behind.get(flow.party, {}))
         told[flow.party] = flow.time
 
     def act() -> None:

@@ -7,6 +7,7 @@ out over a pair's CTAs; each has its own scales of its rows of A, and of all col
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -108,6 +109,34 @@ class _Operand:
     """Index of the 4-byte words of these."""
 
 
+class _Sums(NamedTuple):
+    """Where a CTA's part of D is."""
+
+    lanes: Array
+    """Of each element, [rows, columns], and likewise the columns."""
+    columns: Array
+    part: tuple[Any, Any]
+    """Of an array [lanes, columns]: of slices, which are faster, where the lanes are the rows."""
+    region: Region
+
+
+@functools.lru_cache(maxsize=256)
+def _sums_at(address: int, rows: int, columns: int, group: int, cta: int) -> _Sums:
+    """`rows` are M, of both CTAs in a pair. Raises a finding where they do not fit."""
+    row, first = place_of(address)
+    which, lane, column = places_of_sums(rows, columns, group)
+    mine, shape = which == cta, (rows // group, columns)
+    lane, column = lane[mine].reshape(shape) + row, column[mine].reshape(shape) + first
+    if int(lane.max()) >= LANES or row % HALF:
+        raise Finding(Kind.TENSOR_MEMORY, f"D of {rows} rows begins at lane {row}")
+    halves = int(np.bitwise_or.reduce(1 << np.unique(lane // HALF)))
+    region = Region(halves, first, int(column.max()) + 1)
+    index: tuple[Any, Any] = lane, column
+    if rows // group == LANES:
+        index = slice(0, LANES), slice(first, region.end)
+    return _Sums(lane, column, index, region)
+
+
 @dataclass
 class _Share:
     """A CTA's part of a product."""
@@ -116,11 +145,7 @@ class _Share:
     memory: TensorMemory
     a: _Operand | None
     b: _Operand
-    lanes: Array
-    """Of each element of D, [rows, columns], and likewise the columns."""
-    columns: Array
-    region: Region
-    """Of D."""
+    d: _Sums
 
 
 class Product(TensorOperation):
@@ -151,23 +176,18 @@ class Product(TensorOperation):
 
     def begin(self, ctas: list[Cta]) -> list[Array]:
         """Take the operands; the words of shared memory that each CTA's part reads."""
-        at, (row, first) = self.at, place_of(self.given.d)
-        which, lane, column = places_of_sums(at.rows, at.columns, self.group)
-        found = []
+        at, found = self.at, []
         for i, cta in enumerate(ctas):
-            memory, mine = tensor_memory(cta), which == i
-            shape = self.rows, at.columns
+            memory = tensor_memory(cta)
             b = self._place(
                 cta.shared, self.given.b, at.columns // self.group, at.b, across=at.across_b
             )
             a = None
             if not self.in_tensor_memory:
                 a = self._place(cta.shared, self.given.a, self.rows, at.a, across=at.across_a)
-            lane_of_d = lane[mine].reshape(shape) + row
-            region = self._region_of_d(lane_of_d, first, column)
-            columns = column[mine].reshape(shape) + first
-            self.shares.append(_Share(cta, memory, a, b, lane_of_d, columns, region))
-            self._take_cells(memory, region)
+            d = _sums_at(self.given.d, at.rows, at.columns, self.group, i)
+            self.shares.append(_Share(cta, memory, a, b, d))
+            self._take_cells(memory, d.region)
             words = [b.words] if a is None else [a.words, b.words]
             found.append(np.concatenate(words))
             for part in words:
@@ -175,15 +195,6 @@ class Product(TensorOperation):
             self.bytes += 4 * sum(len(part) for part in words)
         self.address = ctas[0].shared.start + int(self.shares[0].b.chunks.min())
         return found
-
-    def _region_of_d(self, lane: Array, first: int, column: Array) -> Region:
-        if int(lane.max()) >= LANES or int(lane.min()) % HALF:
-            raise Finding(
-                Kind.TENSOR_MEMORY,
-                f"{self.name}: D of {self.at.rows} rows begins at lane {int(lane.min())}",
-            )
-        halves = int(np.bitwise_or.reduce(1 << np.unique(lane // HALF)))
-        return Region(halves, first, first + int(column.max()) + 1)
 
     def _take_cells(self, memory: TensorMemory, region: Region) -> None:
         self.takes(memory, region, writes=True)
@@ -249,7 +260,7 @@ class Product(TensorOperation):
     def _compute(self, share: _Share, b_raw: bytes, b_bad: list[tuple[Array, str] | None]) -> None:
         """A CTA's part of D."""
         at, given, memory = self.at, self.given, share.memory
-        bad = np.zeros(share.lanes.shape, bool)
+        bad = np.zeros(share.d.lanes.shape, bool)
         origins: list[str] = []
         a_raw = self._a_of(share, bad, origins)
         a, b, exponents = self._operands(share, a_raw, b_raw, bad, origins)
@@ -260,38 +271,36 @@ class Product(TensorOperation):
                 origins.append(found[1])
         start, before = None, Whole() if not given.adds else None
         if given.adds:
-            start = sums_of(memory.cells[share.lanes, share.columns], at.sums)
+            start = sums_of(memory.cells[share.d.part], at.sums)
             if given.shift:
                 start = start * 2.0**-given.shift
             else:
                 before = memory.wholes.get(self._key, (None, None))[1]
         total, whole = multiply(a, b, start, before, at, exponents)
         self._write(share, cells_of(total, at.sums), bad, origins)
-        memory.changed(share.region, but=self._key)
+        memory.changed(share.d.region, but=self._key)
         memory.wholes.pop(self._key, None)
         if whole is not None and given.disabled is None:
-            memory.wholes[self._key] = share.region, whole
+            memory.wholes[self._key] = share.d.region, whole
 
     @property
     def _key(self) -> tuple[int, ...]:
         return (*self.piece.accumulator, ("f16", "f32", "s32").index(self.at.sums))
 
     def _write(self, share: _Share, cells: Array, bad: Array, origins: list[str]) -> None:
-        memory, lane, column = share.memory, share.lanes, share.columns
+        memory, (lane, column, index, _) = share.memory, share.d
         if self.given.disabled is not None:
             first = self.shares.index(share) * LANES
             goes = ~self.given.disabled[first : first + LANES][lane]
             lane, column, cells, bad = (one[goes] for one in (lane, column, cells, bad))
-        memory.cells[lane, column] = cells
+            index = lane, column
+        memory.cells[index] = cells
         if not memory.cta.machine.checks.any:
             return
-        if self.given.adds:
-            kept = memory.spoiled[lane, column]
-        else:
-            kept = np.zeros(lane.shape, np.uint16)
-        memory.spoiled[lane, column] = kept
-        fresh = bad & (kept == 0)
-        if np.count_nonzero(fresh):
+        if not self.given.adds:
+            memory.spoiled[index] = 0
+        if np.count_nonzero(bad):
+            fresh = bad & (memory.spoiled[index] == 0)
             memory.spoil(lane[fresh], column[fresh], f"{origins[0]}, read by {self.name}")
 
     def _raw(self, one: _Operand) -> bytes:

@@ -279,7 +279,7 @@ class TensorMemory:
         before = ([(self.reads, "read")] if writes else []) + [(self.writes, "written")]
         for uses, done in before:
             for use in self._uses(uses, region, user.issuer):
-                kind = user.issuer.judge(use, user.piece)
+                kind = user.issuer.judge(use, user.piece, user.party)
                 if kind is not None:
                     where = self._where(uses, region, use, user.issuer)
                     does = "written" if writes else "read"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mqa.emulator.machine import Operation
-from mqa.emulator.order import Order, Seen, Use, View
+from mqa.emulator.order import Order, Seen, Use, View, merge
 from mqa.emulator.reports import Kind
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Ledger:
         """By the party of a thread's products and copies: that of their being issued."""
         self.waited: dict[int, int] = {}
         """By the party of a warp's loads, or stores: that of their being waited for."""
+        self.behind: dict[int, Seen] = {}
+        """By the party of a thread's products and copies: those of others that are done before."""
 
 
 class Flow:
@@ -129,8 +131,9 @@ class Issuer:
             self.view.acquire(self.warp.view.seen)
             self.view.acquire(self.warp.heard)
 
-    def judge(self, use: Use, piece: Piece) -> Kind | None:
-        """What is wrong if this warp's operation meets that use; None where it comes after."""
+    def judge(self, use: Use, piece: Piece, party: int) -> Kind | None:
+        """What is wrong if this warp's operation, one of that party, meets that use; None where it
+        comes after."""
         ledger, view, ordinary = self.ledger, self.view, self.warp.view
         assert ledger is not None
         assert view is not None
@@ -142,6 +145,8 @@ class Issuer:
         if first is not None and piece.follows(first, ledger.pipe):
             issued = ledger.issued[use.party]
             if view.seen.get(issued, 0) >= use.time:
+                before = ledger.behind.setdefault(party, {})
+                merge(before, {**ledger.behind.get(use.party, {}), use.party: use.time})
                 return None
             told = told or ordinary.seen.get(issued, 0) >= use.time
         waited = ledger.waited.get(use.party, 0)

@@ -67,9 +67,11 @@ def test_many_failures_are_cut_short(run, more_backends):
 
 
 def test_a_backend_that_refuses_everything_checked_nothing(run, error_line, more_backends):
-    result = run("check", SMALL_DENSE, "--backend", "choosy")
+    result = run("check", SMALL_DENSE, "--backend", "choosy", "--device", "cpu")
     assert "nothing was checked" in error_line(result)
     assert "H=4 is not 99" in result.stderr
+    result = run("check", SMALL_DENSE, "--backend", "choosy")
+    assert "--backend choosy: needs a GPU that nobody has: buy one" in error_line(result, 1)
 
 
 def test_a_backend_that_writes_around_out_fails(run, monkeypatch):
@@ -107,3 +109,14 @@ def test_a_report_that_cannot_be_written_is_noticed_first(run, tmp_path):
     assert result.exit_code == 1
     assert "cannot write" in result.stderr
     assert result.stdout == ""
+
+
+def test_check_writes_a_table_that_can_be_sent(run, more_backends, tmp_path):
+    path = tmp_path / "check.md"
+    line = f"{SMALL_DENSE} regime=exact seed=2"
+    result = run("check", line, SMALL_PAGED, "--backend", "broken", "--table", str(path))
+    assert result.exit_code == 1
+    page = path.read_text("utf-8")
+    assert "- kernels: " in page
+    assert "| fp8 | dense | exact | 1 | 0 | 0 | - |" in page
+    assert f"- failed: {parse(line)}: " in page

@@ -425,7 +425,7 @@ def test_arrivals_that_drop_out_are_not_expected_again() -> None:
 
 def test_an_arrival_that_must_not_complete_a_phase_is_found() -> None:
     body = MBARRIER.replace(
-        "noComplete.shared::cta.b64 %rd9, [%r8], 2", "noComplete.b64 %rd9, [%rd8], 3"
+        "noComplete.shared::cta.b64 %rd9, [%r8], 2", "noComplete.shared::cta.b64 %rd9, [%r8], 3"
     )
     body = body.replace("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r8], 48;\n", "")
     with pytest.raises(EmulationError) as caught:
@@ -476,9 +476,10 @@ def test_a_failed_assertion_is_reported_with_its_text() -> None:
 TRAP = kernel("setp.eq.u32 %p1, %r0, 3;\n@!%p1 bra DONE;\ntrap;\nDONE:\n", 0)
 
 
-def test_a_trap_is_reported() -> None:
+@pytest.mark.parametrize("stop", ["trap;\n", "brkpt;\n"])
+def test_a_trap_is_reported(stop: str) -> None:
     with pytest.raises(EmulationError, match="by threads 0x00000008") as caught:
-        run(TRAP, "k", 1, 32, [])
+        run(TRAP.replace("trap;\n", stop), "k", 1, 32, [])
     assert caught.value.report.kind is Kind.TRAP
 
 

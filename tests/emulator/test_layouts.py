@@ -11,7 +11,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from tutorials import HERE, Array, source
+from tutorials import HERE, Array, once, source
 
 from mqa.emulator import wgmma
 from mqa.emulator.engines import swizzled
@@ -29,9 +29,9 @@ SIZES = {"b8": 1, "b16": 2, "b32": 4}
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    program = tmp_path_factory.mktemp("layouts") / "layouts"
-    command = ["nvcc", "-std=c++17", f"-I{source() / 'include'}", "-o", str(program)]
-    subprocess.run([*command, str(HERE / "foreign" / "layouts.cpp")], check=True)
+    command = ["nvcc", "-std=c++17", f"-I{source() / 'include'}"]
+    command.append(str(HERE / "foreign" / "layouts.cpp"))
+    program = once(tmp_path_factory, "layouts", [command])
     output = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
     return output.splitlines()
 

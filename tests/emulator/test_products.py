@@ -243,7 +243,9 @@ def test_fences_that_are_left_out_are_found_unless_they_are_not_looked_for(
     run(text, "k", 1, 128, args, ignore=[kind])
     assert np.array_equal(product.sums(out), a @ b.T + 1)
     with pytest.raises(
-        ValueError, match="ignore has RACE, expected PRODUCT_FENCE, PROXY_FENCE, UNFINISHED alone"
+        ValueError,
+        match="ignore has RACE, expected PRODUCT_FENCE, PROXY_FENCE, TENSOR_FENCE, "
+        "UNFINISHED alone",
     ):
         run(text, "k", 1, 128, args, ignore=[kind, Kind.RACE])
 

@@ -799,6 +799,8 @@ mov.u32 %r1, %cluster_ctarank;
 mov.u64 %rd8, shared;
 cvt.u32.u64 %r8, %rd8;
 setmaxnreg.dec.sync.aligned.u32 40;
+barrier.cluster.arrive.aligned;
+barrier.cluster.wait.aligned;
 shl.b32 %r2, %r1, 2;
 add.u32 %r3, %r8, %r2;
 setp.ge.u32 %p1, %r0, 16;

@@ -14,6 +14,7 @@ import re
 import shutil
 import struct
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from mqa.emulator import BoundMap, Summary, parser, run
 HERE = Path(__file__).resolve().parent
 MAP_MAGIC = b"recorded map".ljust(16, b"\0")
 Array = np.ndarray[Any, Any]
-# As in the driver's API: bytes of an element by data type, span by swizzle.
-ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
+# As in the driver's API: packed data types, bytes of an element, of 16 packed ones, by data type,
+# span by swizzle.
+PACKED = {13: "16U4_ALIGN8B", 14: "16U4_ALIGN16B"}
+ELEMENT_BYTES = {13: 8, 14: 8, 0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
 SPANS = {0: 0, 1: 32, 2: 64, 3: 128}
 
 
@@ -59,7 +62,6 @@ def example(name: str) -> Path:
 class Tutorial:
     """A tutorial as a program that records its launch, and its kernels' PTX."""
 
-    folder: Path
     program: Path
     ptx: str
     architecture: str
@@ -121,8 +123,9 @@ class Source:
     definitions: tuple[str, ...] = ()
 
 
-def compiled(factory: pytest.TempPathFactory, name: str, what: Source) -> Tutorial:
-    """The program of a source, compiled once for all processes that run tests."""
+def once(factory: pytest.TempPathFactory, name: str, commands: Sequence[Sequence[str]]) -> Path:
+    """The program that the last of these commands makes, in a folder of its own, once for all
+    processes that run tests. It gets `-o` and the program's path."""
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
@@ -130,8 +133,19 @@ def compiled(factory: pytest.TempPathFactory, name: str, what: Source) -> Tutori
     with (root / f"compiled-{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "program").exists():
-            _compile(what, folder)
-    ptx = (folder / f"{what.file.stem}.ptx").read_text()
+            folder.mkdir(exist_ok=True)
+            *before, last = commands
+            for command in (*before, [*last, "-o", "linking"]):
+                done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+                assert done.returncode == 0, done.stdout + done.stderr
+            (folder / "linking").rename(folder / "program")
+    return folder / "program"
+
+
+def compiled(factory: pytest.TempPathFactory, name: str, what: Source) -> Tutorial:
+    """The program of a source, linked with the runtime that records, and its PTX."""
+    program = once(factory, name, _commands(what))
+    ptx = (program.parent / f"{what.file.stem}.ptx").read_text()
     entries = parser.parse(ptx).entries
     # Kernels of CUB fill memory, as the tests do.
     sizes = {
@@ -139,28 +153,22 @@ def compiled(factory: pytest.TempPathFactory, name: str, what: Source) -> Tutori
         for entry in entries.values()
         if not entry.name.startswith("_ZN3cub")
     }
-    return Tutorial(folder, folder / "program", ptx, what.architecture, sizes)
+    return Tutorial(program, ptx, what.architecture, sizes)
 
 
-def _compile(what: Source, folder: Path) -> None:
-    """nvcc makes an object file with PTX in it, and the PTX beside it. That is linked with the
-    runtime that records."""
-    folder.mkdir(exist_ok=True)
+def _commands(what: Source) -> list[list[str]]:
+    """nvcc makes an object file with PTX in it, and the PTX beside it."""
     places = [source() / "include", source() / "tools/util/include", *what.includes]
     target = f"arch=compute_{what.architecture},code=compute_{what.architecture}"
-    host, runtime = str(folder / "host.o"), str(folder / "runtime.o")
     options = ["-std=c++17", "--expt-relaxed-constexpr", "-gencode", target]
-    options += ["--keep", "--keep-dir", str(folder), *(f"-I{place}" for place in places)]
+    options += ["--keep", "--keep-dir", ".", *(f"-I{place}" for place in places)]
     options += [f"-D{definition}" for definition in what.definitions]
     recorder = str(HERE / "foreign" / "runtime.cpp")
-    for command in (
-        ["nvcc", *options, "-c", "-o", host, str(what.file)],
-        ["nvcc", "-std=c++17", "-c", "-o", runtime, recorder],
-        ["g++", "-o", str(folder / "linking"), host, runtime],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-        assert done.returncode == 0, done.stdout + done.stderr
-    (folder / "linking").rename(folder / "program")
+    return [
+        ["nvcc", *options, "-c", "-o", "host.o", str(what.file)],
+        ["nvcc", "-std=c++17", "-c", "-o", "runtime.o", recorder],
+        ["g++", "host.o", "runtime.o"],
+    ]
 
 
 def alone(ptx: str, kernel: str) -> str:
@@ -221,6 +229,12 @@ def _map(found: Launch, numbers: list[int]) -> BoundMap:
     size = ELEMENT_BYTES[kind]
     name = f"map {len(found.maps)}"
     described = TensorMap(
-        name, "BYTES", size, tuple(shape), tuple(strides), tuple(box), SPANS[swizzle]
+        name,
+        PACKED.get(kind, "BYTES"),
+        size,
+        tuple(shape),
+        tuple(strides),
+        tuple(box),
+        SPANS[swizzle],
     )
     return BoundMap(described, found.memory[address])

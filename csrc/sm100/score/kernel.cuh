@@ -6,6 +6,7 @@
 #include "ptx/copy.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
+#include "score/clean.cuh"
 #include "score/feed.cuh"
 #include "score/range.cuh"
 #include "sm100/score/math.cuh"
@@ -100,6 +101,7 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     }
     ptx::setmaxnreg_inc<kMathRegisters>();
     Math<Tiling>::math(shared);
+    Clean<Tiling, Source>::math_is_through(args);
     return;
   }
   ptx::setmaxnreg_dec<kOtherRegisters>();
@@ -113,12 +115,8 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
   } else if (Tiling::kScaled && warp == kScalesWarp) {
     ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
     Scales<Tiling>::reorder(shared);
-  } else if (warp == kCleanWarp && args.clean) {
-    if constexpr (Source::kCleanLast) {
-      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
-      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.loading), 0);
-    }
-    clean_rows(Source::logits(args), Source::windows(args), blockIdx.x, gridDim.x, shared.fill);
+  } else if (warp == kCleanWarp) {
+    Clean<Tiling, Source>::clean(args, shared);
   }
 }
 

@@ -5,6 +5,7 @@
 #include "ptx/control.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mbarrier.cuh"
+#include "score/clean.cuh"
 #include "score/feed.cuh"
 #include "sm90/score/math.cuh"
 #include "sm90/score/queries.cuh"
@@ -84,16 +85,13 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
       if constexpr (Tiling::Format::kConverted)
         Queries<Tiling>::bring(args, piece.row, buffer, shared);
     });
+    Clean<Tiling, Source>::math_is_through(args);
   } else {
     if constexpr (kHandOut) ptx::setmaxnreg_dec<kOtherRegisters>();
     if (warp != kCleanWarp) {
       Feed<Tiling, Source>::feed(warp, q_map, k_map, args, shared);
-    } else if (args.clean) {
-      if constexpr (Source::kCleanLast) {
-        ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);
-        ptx::mbarrier_wait_parity(ptx::shared_address(&shared.loading), 0);
-      }
-      clean_rows(Source::logits(args), Source::windows(args), blockIdx.x, gridDim.x, shared.fill);
+    } else {
+      Clean<Tiling, Source>::clean(args, shared);
     }
   }
 }

@@ -65,6 +65,7 @@ struct Tiling {
   static constexpr int kSets = kBlockColumns / kColumns;
   static constexpr int kTurns = Format::kConverted ? kMathGroups : kMathGroups / kSets;
   static constexpr int kReaderWarps = kMathWarps / kTurns;  // of a stage
+  static constexpr int kActiveWarps = kMathWarps;
 
   // Converted queries are read by the threads that multiply them.
   static constexpr bool kScaled = false;  // scales of queries are math's matter
@@ -76,6 +77,11 @@ struct Tiling {
   static constexpr bool kMostColumns = kSets == 4;  // no block has more
   // Whether keys are read as fast as memory delivers them.
   static constexpr bool kReadBound = kSets == 1 && !Format::kConverted;
+  // Beside products cleaning costs nothing. Beside keys that are read as fast as memory delivers them it
+  // takes longer than after.
+  static constexpr Cleaning cleaning(bool paged) {
+    return paged && kReadBound ? Cleaning::kAfterLoads : Cleaning::kBeside;
+  }
   static constexpr bool kPaced = kBlockColumns == 64 && !Format::kConverted;
 
   static_assert(kSets == 1 || kSets == 2 || kSets == 4, "sets are shared out evenly");

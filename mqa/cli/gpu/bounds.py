@@ -20,8 +20,20 @@ _SLACK = 5e-6
 """Seconds that an uneven call may take beyond its work at the even case's rate."""
 
 
-def floors(party: Party) -> dict[str, float]:
-    """SM clocks per pair below which the units cannot go, each for itself."""
+_BLACKWELL = 10
+"""Major compute capability from which on there is tensor memory."""
+
+
+def floors(party: Party, major: int) -> dict[str, float]:
+    """SM clocks per pair below which the units cannot go, each for itself, by compute capability.
+
+    Blackwell: 8192 multiply-adds a clock, 16384 of E2M1; a relu on one of two units, of 64 and 128
+    lanes, of which the wider one has the multiply-adds too; 128 dots a clock from tensor memory.
+    """
+    if major >= _BLACKWELL:
+        rate = 16384 if party.call.format == "mxfp4" else 8192
+        tensor = party.H * party.D / rate
+        return {"tensor": tensor, "epilogue": party.H / 96, "tensor memory": party.H / 128}
     times = 1 if party.call.format == "fp8" else _BFLOAT16_TIMES
     return {
         "tensor": times * _TENSOR_CLOCKS * party.H * party.D / _FULL,

@@ -30,6 +30,8 @@ class Device(Protocol):
 
     where: torch.device
     sms: int
+    major: int
+    """Of its compute capability."""
     l2_bytes: int
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Work, Tensor]:
@@ -62,6 +64,7 @@ class Gpu:
         facts = torch.cuda.get_device_properties(where)
         self.where = where
         self.sms = int(facts.multi_processor_count)
+        self.major = int(facts.major)
         self.l2_bytes = int(facts.L2_cache_size)
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._side = torch.cuda.Stream(where)

@@ -28,7 +28,7 @@ def measure(
     """
     try:
         if isinstance(row, Metadata):
-            return measure_metadata(row, device, rounds)
+            return measure_metadata(row, device, rounds) | _reported(row)
         if isinstance(row, Alone):
             return measure_alone(row, device, peer, rounds)
         return _compare(row, device, peer, rounds, ceilings)
@@ -69,7 +69,12 @@ def _compare(
         "ours": _side(ours, ratio.b_seconds, device, hz),
         **bound(row, ratio, sets[0].nbytes, ceilings),
         **limit(row, ratio, ceilings),
+        **_reported(row),
     }
+
+
+def _reported(row: Comparison | Metadata) -> dict[str, Any]:
+    return {} if row.reported is None else {"reported": asdict(row.reported)}
 
 
 def _after_kernel(device: Device) -> Work:
@@ -108,7 +113,7 @@ def _side(side: Prepared, seconds: float, device: Device, hz: float) -> dict[str
     """What one party did, and how close that is to the floors. `hz` was read under ours."""
     party = side.party
     work, pairs = party.H * party.D, party.windows.pairs
-    least = floors(party)
+    least = floors(party, device.major)
     clocks = seconds * hz * device.sms / pairs
     return {
         "who": party.who,

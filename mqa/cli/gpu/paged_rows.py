@@ -9,7 +9,7 @@ from mqa.cli.gpu.rows import MQA, PEER, Alone, Call, Comparison, Limit, Metadata
 from mqa.cli.gpu.windows import Windows, batch, causal, drawn, ending
 
 _HEADS, _DIM = 64, 128
-_AGAINST_PEER = {
+AGAINST_PEER = {
     (8, 1, 32768): 0.98,
     (64, 2, 8192): 0.98,
     (64, 1, 65536): 0.98,
@@ -28,7 +28,7 @@ _FRESH = Call(schedule="fresh")
 
 
 def _paged() -> Iterator[Row]:
-    for (requests, next_n, length), least in _AGAINST_PEER.items():
+    for (requests, next_n, length), least in AGAINST_PEER.items():
         windows = batch(requests, next_n, length)
         peer, ours = (_party(who, windows, _FRESH, who) for who in (PEER, MQA))
         name = f"B={requests} next_n={next_n} tokens={length}"

@@ -1,4 +1,4 @@
-"""What the rows of the Hopper suite are made of: parties, comparisons, limits, as data."""
+"""What the rows of the GPU suites are made of: parties, comparisons, limits, as data."""
 
 from __future__ import annotations
 
@@ -27,6 +27,17 @@ GROUPS = {
     "paged metadata": "the paged schedule, against a kernel that writes one number",
     "paged empty": "paged calls of 32768 requests with nothing to do, against the same kernel",
 }
+"""Tables of the Hopper suite, in order."""
+BLACKWELL_GROUPS = {
+    "complete": "complete calls, cleaned, beside what others report",
+    "formats": "MX formats against FP8, both ours, beside what others report of FP8",
+    "cleaning": "cleaning where most entries lie outside the windows",
+    "variants": "ours against ours, 2048×32768",
+    "sizes": "other heads and head dims, against H=64 D=128 of the same format",
+    "schedules": "schedules, against a kernel that writes one number",
+    "peer": "against the peer, uncleaned, H=64 D=128",
+}
+GROUPS_OF = {"hopper": GROUPS, "blackwell": BLACKWELL_GROUPS}
 
 ScheduleKind = Literal["", "fresh", "stale", "reversed", "random"]
 """Cut points: none, those of the call, of other lens, its own in reverse, any in its range."""
@@ -83,6 +94,15 @@ class Limit:
     value: float
 
 
+@dataclass(frozen=True)
+class Reported:
+    """What somebody else measured of a row's shape: for orientation, not a party."""
+
+    seconds: float
+    who: str
+    """GPU and, where it is known, library."""
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Ratio = time of `other` over time of `ours`."""
@@ -94,6 +114,7 @@ class Comparison:
     limit: Limit | None = None
     after_kernel: bool = False
     """Whether a small kernel, which triggers no dependents, runs just before each timed replay."""
+    reported: Reported | None = None
 
     @property
     def parties(self) -> tuple[Party, ...]:
@@ -127,6 +148,7 @@ class Metadata:
     H: int
     varlen: bool = False
     at_most: float | None = None
+    reported: Reported | None = None
 
     @property
     def parties(self) -> tuple[Party, ...]:

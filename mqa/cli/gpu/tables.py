@@ -1,32 +1,23 @@
-"""Tables of a GPU report, as text cells: for the terminal and for docs/performance.md."""
+"""The tables of a GPU report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mqa.cli.gpu.ceilings import CEILINGS, SIDE
-from mqa.cli.gpu.rows import GROUPS
+from mqa.cli.gpu.rows import GROUPS_OF
+from mqa.cli.tables import TextTable
 
 Entry = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class TextTable:
-    """A title, the names of the columns and the cells, a list a row."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
 def tables(report: Mapping[str, Any]) -> list[TextTable]:
-    """The tables of a report of either GPU suite."""
+    """The tables of a report of any GPU suite."""
     if report["suite"] == "host":
         return [_host(report)]
     found = [_ceilings(report)]
-    for group, title in GROUPS.items():
+    for group, title in GROUPS_OF[report["suite"]].items():
         entries = [entry for entry in report["rows"] if entry["group"] == group]
         done = [entry for entry in entries if not {"failure", "left_out"} & set(entry)]
         if done:
@@ -97,6 +88,12 @@ def _limit(entry: Entry, report: Mapping[str, Any]) -> str:
     return f"{text}, missed by an end of the interval" if met else f"{text}, missed"
 
 
+def _reported(entry: Entry, report: Mapping[str, Any]) -> str:
+    """What others measured, and on what; a dash where nobody has said."""
+    said = entry.get("reported")
+    return f"{microseconds(said['seconds'])} ({said['who']})" if said else "–"
+
+
 _ROW = _Column("row", lambda entry, report: str(entry["name"]))
 _RATIO = _Column("ratio [5 %, 95 %]", lambda entry, report: interval(entry["ratio"]))
 _CLOCKS = _Column("clocks/pair", lambda entry, report: f"{entry['ours']['clocks_per_pair']:.2f}")
@@ -107,6 +104,7 @@ _PRODUCT = _Column(
     lambda entry, report: f"{entry['ours']['tflops'] * 1e12 / report['ceilings']['fp8']:.0%}",
 )
 _LIMIT = _Column("limit", _limit)
+_REPORTED = _Column("reported, µs", _reported)
 _TWO = (_time("first", "a_seconds"), _time("second", "b_seconds"), _RATIO)
 _AGAINST_PEER = (_time("{peer}", "a_seconds"), _time("mqa", "b_seconds"), _RATIO)
 _COLUMNS: dict[str, tuple[_Column, ...]] = {
@@ -149,6 +147,24 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
         _Column("KV, TB/s", lambda entry, report: f"{entry['read_rate'] / 1e12:.2f}"),
         _Column("of reading", lambda entry, report: f"{entry['share_of_read']:.0%}"),
     ),
+    "complete": (
+        _time("uncleaned", "a_seconds"),
+        _time("cleaned", "b_seconds"),
+        _RATIO,
+        _REPORTED,
+        _CLOCKS,
+        _TFLOPS,
+        _FLOOR,
+        _PRODUCT,
+    ),
+    "formats": (_time("fp8", "a_seconds"), _REPORTED, _time("this", "b_seconds"), _RATIO, _TFLOPS),
+    "schedules": (
+        _time("one number", "a_seconds"),
+        _time("schedule", "b_seconds"),
+        _time("difference", "extra_seconds"),
+        _REPORTED,
+    ),
+    "peer": (*_AGAINST_PEER, _CLOCKS, _TFLOPS, _FLOOR),
     "paged rows": (*_TWO, _LIMIT),
     "paged formats": (*_TWO, _LIMIT),
     "paged metadata": (

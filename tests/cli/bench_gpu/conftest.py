@@ -16,6 +16,7 @@ class Cpu:
 
     where = torch.device("cpu")
     sms = 10
+    major = 9
     l2_bytes = 1
 
     def __init__(self, ticks=(1e-3,)):

@@ -152,8 +152,10 @@ def test_reports_name_the_code_they_measured(stand, small, monkeypatch):
         (["--suite", "host", "--rounds", "0"], "rounds", 2),
         (["--suite", "hopper", "dense fp8 S=3 N=40 H=4 D=32"], "takes no problem lines", 2),
         (["--suite", "host", "--plot", "x.png"], "--suite host has no picture", 2),
-        (["--only", "main"], "--only and --quick are for --suite hopper and host", 2),
-        (["--quick"], "--only and --quick are for", 2),
+        (["--only", "main"], "--table are for --suite hopper, blackwell, host", 2),
+        (["--table", "x.md"], "--table are for --suite hopper, blackwell, host", 2),
+        (["--quick"], "--only, --quick and --table are for", 2),
+        (["--suite", "blackwell", "--only", "abacus"], "no row of suite blackwell matches", 2),
     ],
 )
 def test_wrong_arguments_are_told(run, error_line, monkeypatch, arguments, words, exit_code):

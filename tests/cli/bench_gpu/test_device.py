@@ -71,7 +71,7 @@ class _FakeCuda:
         self.clocks += clocks
 
     def get_device_properties(self, where):
-        return types.SimpleNamespace(multi_processor_count=132, L2_cache_size=60 << 20)
+        return types.SimpleNamespace(multi_processor_count=132, major=9, L2_cache_size=60 << 20)
 
     def graph_pool_handle(self):
         return "pool"

@@ -162,8 +162,10 @@ void print_all_scales() {
   print_scales_of_one<kRows, 16, 4, 2>();
   constexpr auto kParted = UMMA::TmemAllocMode::ScaleFactorDuplicated2by2;
   using Parted = UMMA::tmem_sf_frg<float_ue8m0_t, 32, 2, false, kParted>;
+  using Parted16 = UMMA::tmem_sf_frg<float_ue8m0_t, 16, 2, false, kParted>;
   print_scales<Parted, kRows, 32, 1, 8>("B", 2);
   print_scales<Parted, kRows, 32, 2, 4>("B", 2);
+  print_scales<Parted16, kRows, 16, 4, 2>("B", 2);
 }
 
 // ---- loads and stores ----

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mqa.cli.machine import usable_cores
-from mqa.cuda import cache, compiler, sm90, variants
+from mqa.cuda import cache, compiler, sm90_tiles, sm100, sm100_tiles, variants
 from mqa.cuda.compiler import Binary
-from mqa.cuda.plan import Kernel
+from mqa.cuda.plan import MAX_SHARED_BYTES, Kernel
 from mqa.errors import CompileError
 
 SOME = [(arch, kernel) for arch in variants.REGISTRY for kernel in variants.kernels(arch)]
+SOME += [("sm_100a", kernel) for kernel in sm100.kernels()]
 OTHERS = [
     (arch, kernel)
     for arch in variants.REGISTRY
@@ -21,6 +23,8 @@ OTHERS = [
     if (arch, kernel) not in SOME
 ]
 MULTIPROCESSOR_REGISTERS = 64 * 1024
+THREADS = {"sm90": sm90_tiles.THREADS, "sm100": sm100_tiles.THREADS}
+"""Of kernels that score, by the folder of their source."""
 
 
 @functools.cache
@@ -49,7 +53,14 @@ def check(arch: str, kernel: Kernel, *, every: bool) -> None:
     assert usage.spill_bytes == 0
     if "setmaxnreg" in binary.ptx:
         # It hands out what the launch got. A launch that got less would wait for ever.
-        assert usage.registers == MULTIPROCESSOR_REGISTERS // sm90.THREADS // 8 * 8
+        threads = THREADS[kernel.source.partition("/")[0]]
+        assert usage.registers == MULTIPROCESSOR_REGISTERS // threads // 8 * 8
+        assert usage.shared_bytes + int(kernel.arguments[-1]) <= MAX_SHARED_BYTES
+    if arch.startswith("sm_100"):
+        allocations = re.findall(r"tcgen05\.alloc\S+ \[%\w+\], (\w+);", binary.ptx)
+        assert len(allocations) == ("mqa::sm100" in kernel.name)
+        # All that the launch may have: a kernel has an SM to itself.
+        assert allocations in ([], [str(sm100_tiles.TENSOR_COLUMNS)])
 
 
 @pytest.mark.parametrize(("arch", "kernel"), SOME, ids=str)

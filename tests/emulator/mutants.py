@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import shutil
 from collections import defaultdict
@@ -76,11 +77,16 @@ def source_lines(report: Report, folder: Path) -> list[str]:
     """
     places = [place for place in (report.source, *report.callers) if place]
     if report.kind is Kind.DEADLOCK:
-        paths = {path.name: path for path in folder.rglob("*.cuh")}
-        named = re.findall(r"(\w+\.cuh):(\d+)", report.message)
-        places += [f"{paths[name]}:{line}" for name, line in dict.fromkeys(named) if name in paths]
+        # Names alone: files of both architectures may have them.
+        named = dict.fromkeys(re.findall(r"(\w+\.cuh):(\d+)", report.message))
+        places += [f"{path}:{line}" for name, line in named for path in folder.rglob(name)]
     split = (place.rpartition(":") for place in places)
-    return [Path(path).read_text().splitlines()[int(line) - 1] for path, _, line in split]
+    return ["".join(_lines_of(path)[int(line) - 1 : int(line)]) for path, _, line in split]
+
+
+@functools.lru_cache(maxsize=64)
+def _lines_of(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
 
 
 class Launch:

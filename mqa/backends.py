@@ -18,7 +18,8 @@ from torch import Tensor
 
 from mqa import arguments, config
 from mqa.cuda.sm90 import SM90, SM90_ACCURATE
-from mqa.emulator.backend import SM90_ACCURATE_EMULATED, SM90_EMULATED
+from mqa.cuda.sm100 import SM100
+from mqa.emulator.backend import SM90_ACCURATE_EMULATED, SM90_EMULATED, SM100_EMULATED
 from mqa.errors import BackendUnavailableError, FallbackWarning, callers_level
 from mqa.prepared import Launch
 from mqa.problem import Format, Problem
@@ -142,9 +143,11 @@ class Reference:
 
 REFERENCE = Reference()
 BACKENDS: tuple[Backend, ...] = (
+    SM100,
     SM90,
     SM90_ACCURATE,
     REFERENCE,
+    SM100_EMULATED,
     SM90_EMULATED,
     SM90_ACCURATE_EMULATED,
 )

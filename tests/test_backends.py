@@ -146,9 +146,11 @@ def test_the_first_backend_that_can_computes_schedules(backend_list: BackendList
 
 def test_backends_lists_all_with_reasons(backend_list: BackendList) -> None:
     assert [status.name for status in mqa.backends()] == [
+        "sm100",
         "sm90",
         "sm90-accurate",
         "reference",
+        "sm100-emulated",
         "sm90-emulated",
         "sm90-accurate-emulated",
     ]

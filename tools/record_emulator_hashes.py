@@ -146,13 +146,13 @@ def record(lines: list[str], backend: str, device: str) -> dict[str, Any]:
 
 def kernel_names(lines: list[str]) -> set[str]:
     """The kernels that lines run."""
-    from mqa.cuda.sm90 import METADATA as METADATA_KERNELS
+    from mqa.cuda.metadata import METADATA as METADATA_KERNELS
     from mqa.emulator import backend
 
     found: set[str] = set()
     original = backend.execute
     try:
-        backend.execute = lambda plan, tensors: found.add(str(plan.kernel))  # type: ignore[assignment]
+        backend.execute = lambda plan, tensors, arch: found.add(str(plan.kernel))  # type: ignore[assignment]
         for line in lines:
             name = "sm90-accurate-emulated" if line.startswith(ACCURATE) else "sm90-emulated"
             problem = problem_of(line)

@@ -46,7 +46,7 @@ class _Outcome:
 
 
 def compile(
-    arch: Annotated[str, typer.Option(help="Architecture, like sm_90a.")],
+    arch: Annotated[str, typer.Option(help="Architecture, like sm_90a or sm_100f.")],
     name: Annotated[
         str, typer.Argument(help="Of all kernels, those whose full name has this in it.")
     ] = "",
@@ -71,6 +71,7 @@ def compile(
     \b
     Examples:
       mqa compile --arch sm_90a
+      mqa compile --arch sm_100f
       mqa compile --arch sm_90a "dense_fp8<64, 128" --jobs 4
       mqa compile --arch sm_90a --covering --list
     """

@@ -9,7 +9,7 @@ import typer
 
 from mqa.cli.console import Stop, parse_problems, print_whole, standard_output
 from mqa.emulator import EmulationError, Summary, scheduled
-from mqa.emulator.backend import SM90_EMULATED
+from mqa.emulator.backend import EMULATED, SM90_EMULATED
 from mqa.emulator.scheduler import SCHEDULES
 from mqa.errors import BackendUnavailableError
 from mqa.testing import accumulators, assert_logits, make_case
@@ -19,6 +19,7 @@ def emulate(
     problem: Annotated[
         str, typer.Argument(help="One line, like 'dense fp8 S=16 N=512 H=64 D=128'.")
     ],
+    backend: Annotated[str, typer.Option(help=", ".join(EMULATED))] = SM90_EMULATED.name,
     schedule: Annotated[str, typer.Option(help=", ".join(SCHEDULES))] = "hunt",
     seed: Annotated[int, typer.Option(help="Decides all that is random.")] = 0,
     checks: Annotated[
@@ -41,17 +42,20 @@ def emulate(
     \b
     Example:
       mqa emulate "dense fp8 S=16 N=512 H=64 D=128" --schedule hunt --seed 3
+      mqa emulate "dense mxfp4 S=16 N=512 H=64 D=128" --backend sm100-emulated
       mqa emulate "dense fp8 S=16 N=512 H=64 D=128 sms=2" --trace timeline.json
     """
     if schedule not in SCHEDULES:
         raise Stop(f"--schedule {schedule!r}: expected one of {', '.join(SCHEDULES)}")
+    if backend not in EMULATED:
+        raise Stop(f"--backend {backend!r}: expected one of {', '.join(EMULATED)}")
     case = make_case(parse_problems([problem])[0])
     model = accumulators.EXACT
     if case.problem.regime != "exact":
-        model = getattr(accumulators, SM90_EMULATED.accumulator(case.problem.format))
+        model = getattr(accumulators, EMULATED[backend].accumulator(case.problem.format))
     try:
         with scheduled(schedule, seed, checks=checks, trace=trace) as launches:
-            got = case.run(backend=SM90_EMULATED.name)
+            got = case.run(backend=backend)
         assert_logits(case, got, model)
     except (EmulationError, BackendUnavailableError, AssertionError) as error:
         raise Stop(str(error), exit_code=1) from error

@@ -74,9 +74,10 @@ def _driver() -> Any:
 
 
 def architecture(device: torch.device | int) -> str:
-    """What kernels for `device` are compiled for, with the features of that very architecture."""
+    """What kernels for `device` are compiled for: of compute capability 10.x the features of the
+    whole family, so that one binary serves all of it, else those of that very architecture."""
     major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}a"
+    return "sm_100f" if major == 10 else f"sm_{major}{minor}a"
 
 
 class Launcher:

@@ -3,194 +3,153 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterator
 
-from mqa.cuda.plan import MAX_SHARED_BYTES, WARP, Kernel, Plan, Role, SharedPart
-from mqa.cuda.sm90 import DenseFacts, _dense_arguments
-from mqa.cuda.sm90_paged import GROUP, PagedFacts, _paged_arguments
-from mqa.cuda.sm90_tiles import CXX, FEEDING_WARPS, FILL_BYTES, MATH_WARPS
-from mqa.cuda.tensor_map import TensorMap
-
-THREADS = MATH_WARPS * WARP + 256
-TILE_ROWS = 128
-MOST_COLUMNS = 256
-TENSOR_COLUMNS = 512
-ROLES = (
-    Role("math", range(MATH_WARPS)),
-    *(
-        Role(name, range(MATH_WARPS + i, MATH_WARPS + i + 1))
-        for i, name in enumerate(("load", "rows", "weights", "clean", "multiply"))
-    ),
+from mqa.cuda.covering import covering
+from mqa.cuda.dense import DenseFacts, dense_arguments
+from mqa.cuda.gpu import Gpu
+from mqa.cuda.metadata import METADATA
+from mqa.cuda.operands import CXX, ELEMENTS, HEADS, head_dims
+from mqa.cuda.paged import PagedFacts, paged_arguments
+from mqa.cuda.plan import WARP, Kernel, Plan, Struct
+from mqa.cuda.sm100_tiles import (
+    ROLES,
+    THREADS,
+    TILE_ROWS,
+    Tiles,
+    barriers,
+    dense_tiles,
+    paged_tiles,
+    shared_parts,
 )
+from mqa.cuda.tensor_map import TensorMap
+from mqa.formats.kv_cache import SCALE_BYTES
+from mqa.problem import FORMATS, LOGITS_DTYPES, Format
+from mqa.reference.schedule import GROUP
 
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    heads: int
-    dim: int
-    stages: int
-    columns: int
-    elements: str = "Fp8"
-
-    @property
-    def scaled(self) -> bool:
-        return self.elements != "Fp8"
-
-    @property
-    def converted(self) -> bool:
-        return self.scaled  # for arguments: q and its scales
-
-    @property
-    def set_columns(self) -> int:
-        return max(self.heads, 64)
-
-    @property
-    def sets(self) -> int:
-        return self.columns // self.set_columns
-
-    @property
-    def block(self) -> int:
-        return self.columns // self.heads
-
-    @property
-    def row_bytes(self) -> int:
-        return self.dim // 2 if self.elements == "Mxfp4" else self.dim
-
-    @property
-    def q_bytes(self) -> int:
-        return self.columns * self.row_bytes
-
-    @property
-    def k_bytes(self) -> int:
-        return TILE_ROWS * self.row_bytes
-
-    @property
-    def groups(self) -> int:
-        return 3 if self.sets == 3 or (self.scaled and self.heads == 128) else 4
-
-    @property
-    def slots(self) -> int:
-        most = TENSOR_COLUMNS // self.columns
-        if not self.scaled:
-            return most
-        return 4 if self.columns == 64 else self.groups // self.sets if most > 3 else most
-
-    @property
-    def q_box_rows(self) -> int:
-        return self.block // 2 if self.block % 2 == 0 else self.block
-
-    @property
-    def shared_bytes(self) -> int:
-        *_, last = _storage(self)
-        return _aligned(last.offset + last.number * last.size, 1024)
-
-
-class _Member(NamedTuple):
-    name: str
-    offset: int
-    size: int
-    number: int
+DENSE, PAGED = "mqa::sm100::dense", "mqa::sm100::paged"
 
 
 @functools.cache
-def _storage(t: Tiles) -> tuple[_Member, ...]:
-    members = (
-        ("q", t.q_bytes, 2, 1024),
-        ("k", t.k_bytes, t.stages, 1024),
-        ("q_scales", -(-t.columns // 128) * 512 if t.scaled else 16, 2, 128),
-        ("k_scales", 512 if t.scaled else 16, t.stages, 128),
-        ("fill", FILL_BYTES, 1, 128),
-        ("pages", 16, WARP, 16),
-        ("weights", t.columns * 4, 2, 16),
-        ("k_scale", TILE_ROWS * 4, t.stages, 16),
-        ("rows", t.block * 16, 2, 16),
-        ("piece", 20, 2, 4),
-        ("columns", t.sets * 16, 2, 16),
-        ("q_full", 8, 2, 8),
-        ("q_empty", 8, 2, 8),
-        ("k_full", 8, t.stages, 8),
-        ("k_empty", 8, t.stages, 8),
-        ("scales_full", 8, t.stages, 8),
-        ("sums_full", 8, t.slots, 8),
-        ("loading", 8, 1, 8),
-        ("range_known", 8, 1, 8),
-        ("cuts", 8 * (THREADS // WARP) + 2 * 8, 1, 8),
-        ("feeders", 2 * 8 + WARP * 12 + 4, FEEDING_WARPS, 4),
-        ("used", 4, 2, 4),
-        ("tensor_memory", 4, 1, 4),
-    )
-    found, end = [], 0
-    for name, size, count, align in members:
-        offset = _aligned(end, align)
-        end = offset + size * count
-        found.append(_Member(name, offset, size, count))
-    return tuple(found)
+def kernel(name: str, t: Tiles, logits: str) -> Kernel:
+    numbers = (t.stages, t.columns, t.shared_bytes)
+    arguments = map(str, (t.heads, t.dim, CXX[logits], *numbers))
+    return Kernel("sm100/score.cuh", name, (f"mqa::sm100::{t.elements}", *arguments))
 
 
-@functools.cache
-def shared_parts(t: Tiles) -> tuple[SharedPart, ...]:
-    return tuple(
-        SharedPart(f"{name}[{i}]" if count > 1 else name, offset + i * size)
-        for name, offset, size, count in _storage(t)
-        for i in range(count)
-    )
+def dense_kernels(heads: int, dim: int, logits: str, elements: str = "Fp8") -> dict[Kernel, int]:
+    """Those that a call may reach, and their dynamic shared memory."""
+    t = dense_tiles(heads, dim, elements)
+    return {kernel(DENSE, t, logits): t.shared_bytes}
 
 
-def _aligned(size: int, step: int) -> int:
-    return -(-size // step) * step
-
-
-@functools.cache
-def tiles(heads: int, dim: int, columns: int, elements: str) -> Tiles:
-    every = (Tiles(heads, dim, n, columns, elements) for n in range(16, 0, -1))
-    return next(t for t in every if t.shared_bytes <= MAX_SHARED_BYTES)
-
-
-def kernel(kind: str, t: Tiles, logits: str) -> Kernel:
-    arguments = (t.heads, t.dim, CXX[logits], t.stages, t.columns, t.shared_bytes)
-    names = (f"mqa::sm100::{t.elements}", *map(str, arguments))
-    return Kernel("sm100/score.cuh", f"mqa::sm100::{kind}", names)
-
-
-def most_columns(heads: int, elements: str) -> int:
-    return MOST_COLUMNS if elements == "Fp8" else 128 if heads == 128 else 192
+def paged_kernels(heads: int, dim: int, logits: str, elements: str = "Fp8") -> dict[Kernel, int]:
+    """Those that a call may reach, whatever next_n and indices are, and their dynamic shared
+    memory."""
+    tiles = (paged_tiles(heads, dim, rows, elements) for rows in range(1, GROUP + 1))
+    return {kernel(PAGED, t, logits): t.shared_bytes for t in tiles}
 
 
 @functools.lru_cache(maxsize=4096)
 def dense_plan(facts: DenseFacts) -> Plan:
-    most = most_columns(facts.heads, facts.elements)
-    t = tiles(facts.heads, facts.dim, most, facts.elements)
-    row = t.row_bytes
-    q = TensorMap(
-        "q", "UINT8", 1, (row, t.heads, facts.rows), facts.q_strides,
-        (row, t.heads, t.q_box_rows), swizzle=row,
-    )  # fmt: skip
-    stride = facts.k_stride if facts.tokens else row
-    k = TensorMap("kv", "UINT8", 1, (row, max(facts.tokens, 1)), (stride,), (row, TILE_ROWS), row)
-    return _plan("dense", t, facts.logits, facts.parts, (q, k), _dense_arguments(facts, t))
+    """The launch of `mqa::sm100::dense` for a call with these facts."""
+    t = dense_tiles(facts.heads, facts.dim, facts.elements)
+    # Without tokens nothing is loaded, but a map has no empty dimension.
+    row, k_shape = t.row_bytes, (t.row_bytes, max(facts.tokens, 1))
+    k_strides = (facts.k_stride if facts.tokens else row,)
+    k = TensorMap("kv", "UINT8", 1, k_shape, k_strides, (row, TILE_ROWS), row)
+    struct = dense_arguments(facts, t.q_pointers)
+    # 1 arrival, and the scales' bytes too, where these come in bulk.
+    arrivals = (1 + WARP, t.k_bytes)
+    maps = (_q_map(facts, t, facts.rows), k)
+    return _plan(DENSE, t, facts, maps, struct, arrivals)
 
 
 @functools.lru_cache(maxsize=4096)
 def paged_plan(facts: PagedFacts) -> Plan:
-    group_rows = GROUP if facts.varlen else min(facts.next_n, GROUP)
-    most = most_columns(facts.heads, facts.elements)
-    wanted = (max(facts.heads, 64), 128, most)
-    columns = next((size for size in wanted if group_rows * facts.heads <= size), most)
-    t = tiles(facts.heads, facts.dim, columns, facts.elements)
-    row, rows = t.row_bytes, facts.requests * facts.next_n
-    q = TensorMap(
-        "q", "UINT8", 1, (row, t.heads, rows), facts.q_strides, (row, t.heads, t.q_box_rows), row
-    )
-    k = TensorMap(
-        "cache", "UINT8", 1, (row, facts.page_rows, max(facts.pages, 1)), (row, facts.page_stride),
-        (row, min(facts.page_rows, TILE_ROWS), 1), row,
-    )  # fmt: skip
-    return _plan("paged", t, facts.logits, facts.parts, (q, k), _paged_arguments(facts, t))
+    """The launch of `mqa::sm100::paged` for a call with these facts."""
+    t = paged_tiles(facts.heads, facts.dim, facts.group_rows, facts.elements)
+    # Of no pages nothing is loaded, but a map has no empty dimension.
+    row, k_shape = t.row_bytes, (t.row_bytes, facts.page_rows, max(facts.pages, 1))
+    k_box = (row, min(facts.page_rows, TILE_ROWS), 1)
+    k = TensorMap("cache", "UINT8", 1, k_shape, (row, facts.page_stride), k_box, row)
+    struct = paged_arguments(facts, t.q_pointers)
+    arrivals = (1, t.k_bytes + TILE_ROWS * SCALE_BYTES)
+    maps = (_q_map(facts, t, facts.requests * facts.next_n), k)
+    return _plan(PAGED, t, facts, maps, struct, arrivals)
 
 
-def _plan(kind, t, logits, parts, maps, struct) -> Plan:
+def _q_map(facts: DenseFacts | PagedFacts, t: Tiles, rows: int) -> TensorMap:
+    shape, box = (t.row_bytes, t.heads, rows), (t.row_bytes, t.heads, t.q_box_rows)
+    return TensorMap("q", "UINT8", 1, shape, facts.q_strides, box, t.row_bytes)
+
+
+def _plan(
+    name: str,
+    t: Tiles,
+    facts: DenseFacts | PagedFacts,
+    maps: tuple[TensorMap, ...],
+    struct: Struct,
+    k_full: tuple[int, int],
+) -> Plan:
     return Plan(
-        kernel(kind, t, logits), grid=parts, threads=THREADS, shared_bytes=t.shared_bytes,
-        maps=maps, struct=struct, roles=ROLES, parts=shared_parts(t),
-    )  # fmt: skip
+        kernel(name, t, facts.logits),
+        grid=facts.parts,
+        threads=THREADS,
+        shared_bytes=t.shared_bytes,
+        maps=maps,
+        struct=struct,
+        barriers=barriers(t, *k_full),
+        roles=ROLES,
+        parts=shared_parts(t),
+    )
+
+
+class Blackwell(Gpu):
+    """A backend of GPUs of compute capability 10.x: their kernels use what all of these have."""
+
+    capability = "10.x"
+
+    def takes(self, major: int, minor: int) -> bool:
+        return major == 10
+
+    def dense_plan(self, facts: DenseFacts) -> Plan:
+        return dense_plan(facts)
+
+    def paged_plan(self, facts: PagedFacts) -> Plan:
+        return paged_plan(facts)
+
+    def scoring_kernels(
+        self, heads: int, dim: int, logits: str, elements: str, *, paged: bool
+    ) -> dict[Kernel, int]:
+        kernels = paged_kernels if paged else dense_kernels
+        return kernels(heads, dim, logits, elements)
+
+
+@functools.cache
+def kernels(*, every: bool = False) -> tuple[Kernel, ...]:
+    """Kernels that a call can reach: all, or a set in which every two values of a choice meet."""
+    scoring = dict(_choices())
+    return (*METADATA, *(scoring if every else covering(scoring)))
+
+
+def _choices() -> Iterator[tuple[Kernel, tuple[object, ...]]]:
+    """Kernels, and of each: format, H, D, logits dtype, dense or how many columns paged."""
+    for format, h in itertools.product(FORMATS, HEADS):
+        for d, logits in itertools.product(head_dims(format), LOGITS_DTYPES):
+            facts = (h, d, logits, ELEMENTS[format])
+            for found in dense_kernels(*facts):
+                yield found, (format, h, d, logits, "dense")
+            for found in paged_kernels(*facts):
+                columns = int(found.arguments[5])
+                yield found, (format, h, d, logits, columns)
+
+
+MODELS: dict[Format, str] = {
+    "fp8": "BLACKWELL_FP8",
+    "mxfp8": "BLACKWELL_MXFP8",
+    "mxfp4": "BLACKWELL_MXFP4",
+}
+"""How each format is summed: a name in `mqa.testing.accumulators`."""
+SM100 = Blackwell("sm100", ELEMENTS, MODELS, by_default=True)

@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from torch import Tensor
+from mqa.cuda.operands import row_bytes
+from mqa.cuda.plan import MAX_SHARED_BYTES, WARP, Barrier, SharedPart
+from mqa.cuda.storage import (
+    FILL_BYTES,
+    MATH_WARPS,
+    Member,
+    barrier_members,
+    laid_out,
+    parts_of,
+    range_members,
+    roles,
+    size_of,
+)
 
-from mqa.problem import Format
-from mqa.validate import DenseCall, PagedCall
-from mqa.cuda.plan import MAX_SHARED_BYTES, WARP, Barrier, Role, Scalar, SharedPart
-
-HEADS = (8, 16, 32, 64, 128)
-HEAD_DIMS = (32, 64, 128)
-MX_DIMS = (64, 128)
-CXX = {"float32": "float", "bfloat16": "__nv_bfloat16", "float16": "__half"}
-"""Logits dtypes as C++ spells them."""
-
-MATH_WARPS = 16
 THREADS = MATH_WARPS * WARP + 128
 OWN_COLUMNS = 512
 """Columns (row, head) of a block of which each math warpgroup has 128 of its own."""
 TILE_ROWS = 64
-FILL_BYTES = 8192
-FEEDING_WARPS = 3
-ROLES = (
-    Role("math", range(MATH_WARPS)),
-    *(
-        Role(name, range(MATH_WARPS + i, MATH_WARPS + i + 1))
-        for i, name in enumerate(("load", "rows", "weights", "clean"))
-    ),
-)
+ROLES = roles()
 """Of the warps that score: `csrc/sm90/score/kernel.cuh` shares them out."""
 
 
@@ -64,6 +56,11 @@ class Tiles:
         return self.elements != "Fp8"
 
     @property
+    def scaled(self) -> bool:
+        """Whether blocks of elements have scales."""
+        return self.elements.startswith("Mx")
+
+    @property
     def sets(self) -> int:
         """Of at most 128 columns, each the work of one, two or four math warpgroups."""
         return max(self.columns // 128, 1)
@@ -87,103 +84,44 @@ class Tiles:
         return self.stage_rows * self.row_bytes
 
     @property
+    def q_pointers(self) -> tuple[str, ...]:
+        """Tensors that a kernel reads itself: without a conversion q comes by a tensor map."""
+        return () if not self.converted else ("q", "q_scale" if self.scaled else "")
+
+    @property
     def shared_bytes(self) -> int:
         """sizeof(SharedStorage)."""
-        *_, last = _storage(self)
-        return _aligned(last.offset + last.number * last.size, 1024)
-
-
-class _Member(NamedTuple):
-    """One of SharedStorage: `number` elements of `size` bytes."""
-
-    name: str
-    offset: int
-    size: int
-    number: int
+        return size_of(_storage(self))
 
 
 @functools.cache
-def _storage(t: Tiles) -> tuple[_Member, ...]:
+def _storage(t: Tiles) -> tuple[Member, ...]:
     """SharedStorage, member by member."""
-    members = (
-        ("q", t.q_bytes, t.q_buffers, 1024),
-        ("k", t.k_bytes, t.stages, 1024),
-        ("fill", FILL_BYTES, 1, 128),
-        ("pages", 16, WARP, 16),
-        ("weights", t.columns * 4, 2, 4),
-        ("k_scale", t.stage_rows * 4, t.stages, 4),
-        ("rows", t.block * 16, 2, 16),
-        ("piece", 20, 2, 4),
-        ("columns", t.sets * 16, 2, 16),
-        ("q_full", 8, 2, 8),
-        ("q_empty", 8, 2, 8),
-        ("k_full", 8, t.stages, 8),
-        ("k_empty", 8, t.stages, 8),
-        ("loading", 8, 1, 8),
-        ("range_known", 8, 1, 8),
-        ("cuts", 8 * (THREADS // WARP) + 2 * 8, 1, 8),
-        ("feeders", 2 * 8 + WARP * 12 + 4, FEEDING_WARPS, 4),
-        ("used", 4, 2, 4),
+    return laid_out(
+        (
+            ("q", t.q_bytes, t.q_buffers, 1024),
+            ("k", t.k_bytes, t.stages, 1024),
+            ("fill", FILL_BYTES, 1, 128),
+            ("pages", 16, WARP, 16),
+            ("weights", t.columns * 4, 2, 4),
+            ("k_scale", t.stage_rows * 4, t.stages, 4),
+            ("rows", t.block * 16, 2, 16),
+            ("piece", 20, 2, 4),
+            ("columns", t.sets * 16, 2, 16),
+            *barrier_members(t.stages),
+            *range_members(THREADS),
+        )
     )
-    found, end = [], 0
-    for name, size, count, align in members:
-        offset = _aligned(end, align)
-        end = offset + size * count
-        found.append(_Member(name, offset, size, count))
-    return tuple(found)
 
 
 @functools.cache
 def shared_parts(t: Tiles) -> tuple[SharedPart, ...]:
-    """Names and offsets of what lies in shared memory: `k_full[2]`, `fill`."""
-    return tuple(
-        SharedPart(f"{name}[{i}]" if count > 1 else name, offset + i * size)
-        for name, offset, size, count in _storage(t)
-        for i in range(count)
-    )
-
-
-ELEMENTS: dict[Format, str] = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4"}
-"""Of each format."""
-
-
-def q_pointers(t: Tiles) -> tuple[str, ...]:
-    """Tensors that a kernel reads itself: without a conversion q comes by a tensor map."""
-    return () if not t.converted else ("q", "q_scale" if t.elements != "Fp8Accurate" else "")
-
-
-def q_addresses(
-    call: DenseCall | PagedCall, elements: str
-) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """That of q, and those that a plan's tensors begin and end with."""
-    q, scale = call.q.data_ptr(), call.q_scale
-    if elements == "Fp8":
-        return q, (q,), ()
-    return q, (), (q, 0 if scale is None else scale.data_ptr())
-
-
-def strides(tensor: Tensor) -> tuple[int, int]:
-    first, second = tensor.stride()
-    return first, second
-
-
-def q_scalars(q_strides: tuple[int, int], scale_strides: tuple[int, int]) -> tuple[Scalar, ...]:
-    """What stands in a struct for q: strides of rows and heads, of q in bytes."""
-    return (
-        Scalar("q_row_stride", "q", q_strides[1]),
-        Scalar("q_head_stride", "q", q_strides[0]),
-        Scalar("q_scale_row_stride", "q", scale_strides[0]),
-        Scalar("q_scale_head_stride", "q", scale_strides[1]),
-    )
+    return parts_of(_storage(t))
 
 
 def k_swizzle(t: Tiles) -> int:
     """Keys that are converted lie swizzled only where their rows take every bank."""
     return t.row_bytes if t.row_bytes == 128 or not t.converted else 0
-
-
-def no_q(t: Tiles) -> tuple[Scalar, ...]:
-    return () if t.converted else (Scalar("q", "p", 0), Scalar("q_scale", "p", 0))
 
 
 @functools.cache
@@ -198,11 +136,6 @@ def barriers(t: Tiles, k_arrivals: int, k_bytes: int) -> tuple[Barrier, ...]:
     )
 
 
-def row_bytes(elements: str, dim: int) -> int:
-    """Bytes of a key of `dim` elements."""
-    return dim // 2 if elements == "Mxfp4" else dim
-
-
 def in_turn(heads: int, dim: int, columns: int, elements: str) -> Tiles:
     """Tiles of many small stages, each the work of one or two math warpgroups."""
     rows = 128 if dim == 128 or elements == "Fp8" else 256
@@ -214,7 +147,3 @@ def in_turn(heads: int, dim: int, columns: int, elements: str) -> Tiles:
     # A multiple of the turns, so that a place of the ring is always the same warpgroups'.
     every = (Tiles(heads, dim, rows, n, columns, elements) for n in range(most, 0, -4))
     return next(t for t in every if t.shared_bytes <= MAX_SHARED_BYTES)
-
-
-def _aligned(size: int, step: int) -> int:
-    return -(-size // step) * step

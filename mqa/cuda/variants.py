@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mqa.cuda import sm90
+from mqa.cuda import sm90, sm100
 from mqa.cuda.plan import Kernel
 
 REGISTRY: dict[str, Callable[[bool], tuple[Kernel, ...]]] = {
+    "sm_100f": lambda every: sm100.kernels(every=every),
     "sm_90a": lambda every: sm90.kernels(every=every),
 }
 """Architecture → its kernels: all of them, or (False) the set that covers every pair of choices."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from mqa.cuda import cache, compiler
 from mqa.cuda.plan import Kernel, Plan
 from mqa.cuda.sm90 import SM90, SM90_ACCURATE
+from mqa.cuda.sm100 import SM100
 from mqa.prepared import Launch
 from mqa.problem import Format, Problem
 from mqa.validate import DenseCall, PagedCall
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from mqa.emulator.tensor_order import TensorPipe
     from mqa.emulator.trace import Timeline
 
-ARCH = "sm_90a"
+ARCH, BLACKWELL_ARCH = "sm_90a", "sm_100f"
 
 
 class Plans(Protocol):
@@ -206,3 +207,5 @@ def execute(plan: Plan, tensors: Mapping[str, Tensor | None], arch: str) -> None
 
 SM90_EMULATED = Emulated(SM90, ARCH)
 SM90_ACCURATE_EMULATED = Emulated(SM90_ACCURATE, ARCH)
+SM100_EMULATED = Emulated(SM100, BLACKWELL_ARCH)
+EMULATED = {one.name: one for one in (SM100_EMULATED, SM90_EMULATED, SM90_ACCURATE_EMULATED)}

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqa.cuda import compiler, sm90, sm90_paged, sm90_tiles
+from mqa.cuda import compiler, dense, metadata, paged, sm90, sm90_paged, sm90_tiles, storage
 from mqa.cuda.plan import WARP, Barrier, Kernel, Plan, Scalar, Struct, divisor
 from mqa.cuda.tensor_map import TensorMap
 from mqa.formats.kv_cache import SCALE_BYTES
 from mqa.reference import schedule
 
-FACTS = sm90.DenseFacts(
+FACTS = dense.DenseFacts(
     rows=9,
     tokens=40,
     width=41,
@@ -38,7 +38,7 @@ FACTS = sm90.DenseFacts(
     end_stride=6,
     logits_stride=256,
 )
-PAGED_FACTS = sm90_paged.PagedFacts(
+PAGED_FACTS = paged.PagedFacts(
     requests=9,
     next_n=1,
     heads=64,
@@ -68,8 +68,8 @@ CONVERTED = (
     sm90.dense_plan(dataclasses.replace(FACTS, elements="Mxfp8")),
     sm90_paged.paged_plan(dataclasses.replace(PAGED_FACTS, elements="Mxfp4")),
 )
-DENSE_METADATA = sm90.dense_metadata_plan(9, 40, 8, 132, 5, 6, 2)
-PAGED_METADATA = sm90.paged_metadata_plan(9, 1, 132, (3, 1), 2, 4)
+DENSE_METADATA = metadata.dense_metadata_plan(9, 40, 8, 132, 5, 6, 2)
+PAGED_METADATA = metadata.paged_metadata_plan(9, 1, 132, (3, 1), 2, 4)
 FIELDS = {"kv_scale": "k_scale", "w": "weights", "out": "logits"}
 """Names of tensors that the kernel's struct calls otherwise."""
 TYPES = {"q": "int64_t", "i": "int32_t", "I": "uint32_t", "f": "float", "?": "bool"}
@@ -99,7 +99,8 @@ def assertions(name: str, layout: Struct, fields: dict[str, str]) -> Iterator[st
 def compiles(tmp_path: Path, *lines: str) -> None:
     """Raise CompileError unless these lines compile behind the kernels' headers."""
     source = tmp_path / "agrees.cuh"
-    sources = (f'"sm90/{name}.cuh"' for name in ("dense_fp8", "paged_fp8", "metadata"))
+    names = ("sm90/dense_fp8", "sm90/paged_fp8", "score/metadata")
+    sources = (f'"{name}.cuh"' for name in names)
     head = [f"#include {name}" for name in ("<cuda/std/type_traits>", *sources)]
     # How the front end of NVRTC spells offsetof, whose macro is no constant there.
     head.append("#define OFFSET(type, field) __INTADDR__(&(((type*)0)->field))")
@@ -141,13 +142,13 @@ def test_a_struct_that_disagrees_does_not_compile(
 def test_constants_are_those_of_the_kernels(tmp_path: Path) -> None:
     equal = {
         "kThreads": sm90.THREADS,
-        "kMathWarps": sm90_tiles.MATH_WARPS,
-        "kFeedingWarps": sm90_tiles.FEEDING_WARPS,
+        "kMathWarps": storage.MATH_WARPS,
+        "kFeedingWarps": storage.FEEDING_WARPS,
         "kTileRows": sm90_tiles.TILE_ROWS,
-        "sizeof(FillStorage)": sm90_tiles.FILL_BYTES,
+        "sizeof(FillStorage)": storage.FILL_BYTES,
         "128 * kMathGroups": sm90.OWN_COLUMNS,
-        "kMetadataThreads": sm90.METADATA_THREADS,
-        "kMetadataCtas": sm90.METADATA_CTAS,
+        "kMetadataThreads": metadata.THREADS,
+        "kMetadataCtas": metadata.CTAS,
         "kGroupRows": schedule.GROUP,
         "kScheduleSplit": schedule.SPLIT,
         "kWarpSize": WARP,
@@ -200,7 +201,7 @@ def test_a_kernel_is_named_as_cxx_spells_it() -> None:
 
 def arrivals_of_roles() -> dict[str, set[int]]:
     """Who arrives how often at each barrier of the dense kernel, added up from its roles."""
-    expect_tx, rows_lane, weights_warp, math_lanes = 1, 1, WARP, sm90_tiles.MATH_WARPS
+    expect_tx, rows_lane, weights_warp, math_lanes = 1, 1, WARP, storage.MATH_WARPS
     return {
         "q_full": {expect_tx + rows_lane + weights_warp},
         "q_empty": {math_lanes},

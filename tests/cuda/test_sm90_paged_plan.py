@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mqa import devices, validate
-from mqa.cuda import driver, sm90, sm90_paged, sm90_tiles
+from mqa.cuda import driver, metadata, operands, paged, sm90, sm90_paged, sm90_tiles
 from mqa.cuda.plan import MAX_SHARED_BYTES, Kernel, Plan, divisor
 from mqa.cuda.sm90 import SM90
 from mqa.problem import parse
@@ -21,7 +21,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SIZES = "blocks=20 columns=3 L=99"
 LINE = f"paged fp8 B=3 next_n=2 H=64 D=128 P=64 {SIZES}"
 RUNS = f"paged fp8 B=5 next_n=1 H=64 D=128 P=64 {SIZES} varlen=1"
-SHAPES = [*itertools.product(sm90.HEADS, sm90.HEAD_DIMS)]
+SHAPES = [*itertools.product(operands.HEADS, operands.HEAD_DIMS)]
 ROWS = range(1, GROUP + 1)
 
 
@@ -40,10 +40,10 @@ def plan_of(line: str, sms: int = 132) -> tuple[PagedCall, Plan]:
     call, out = call_of(make_case(parse(line)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "_num_sms", {CPU: sms})
-        facts = sm90_paged.paged_facts(call, out)
+        facts = paged.paged_facts(call, out)
     plan = sm90_paged.paged_plan(facts)
     assert sm90_paged.paged_plan(facts) is plan
-    assert len(sm90_paged.paged_addresses(call, out)) == len(plan.tensors)
+    assert len(paged.paged_addresses(call, out, plan)) == len(plan.tensors)
     return call, plan
 
 
@@ -109,16 +109,14 @@ def test_a_converted_call_reads_q_and_its_scales_itself() -> None:
         names = ("q", "kv_cache", "weights", "context_lens", "block_table", "schedule_meta")
         more = ("max_context_len", "clean_logits", "logits_dtype", "indices")
         call = validate.paged(*(kwargs.get(name) for name in names + more), out)
-        facts = sm90_paged.paged_facts(call, out, elements)
+        facts = paged.paged_facts(call, out, elements)
         plan = sm90_paged.paged_plan(facts)
         (cache,) = plan.maps
         assert cache.shape == (stored, 64, 20)
         assert cache.swizzle == (128 if stored == 128 else 0)
         tensors = ("cache", "cache", "w", "lens", "table", "", "", "out", "q", "q_scale")
         assert plan.tensors == tensors
-        bound = dict(
-            zip(plan.tensors, sm90_paged.paged_addresses(call, out, elements), strict=True)
-        )
+        bound = dict(zip(plan.tensors, paged.paged_addresses(call, out, plan), strict=True))
         assert call.q_scale is not None
         assert (bound["q"], bound["q_scale"]) == (call.q.data_ptr(), call.q_scale.data_ptr())
         values = scalars(plan)
@@ -200,9 +198,9 @@ def test_a_schedule_sets_the_number_of_ctas() -> None:
 def test_lens_are_limited_by_the_result_and_by_the_table(columns: int, L: int, limit: int) -> None:
     sizes = {"columns": columns, "width": L}
     call, out = call_of(make_case(parse(LINE)))
-    facts = sm90_paged.paged_facts(call, out)
+    facts = paged.paged_facts(call, out)
     fields = {name: getattr(facts, name) for name in facts.__slots__} | sizes
-    assert scalars(sm90_paged.paged_plan(sm90_paged.PagedFacts(**fields)))["limit"] == limit
+    assert scalars(sm90_paged.paged_plan(paged.PagedFacts(**fields)))["limit"] == limit
 
 
 @pytest.mark.parametrize("blocks", [0, 1])
@@ -217,7 +215,7 @@ def test_few_pages_have_a_legal_map(blocks: int, launched: Any) -> None:
 
 @pytest.mark.parametrize(("H", "D"), SHAPES)
 def test_tiles_hold_a_group_and_fit_into_shared_memory_and_boxes(H: int, D: int) -> None:
-    for rows, P in itertools.product(ROWS, sm90_paged.PAGE_SIZES):
+    for rows, P in itertools.product(ROWS, operands.PAGE_SIZES):
         tiles = sm90_paged.paged_tiles(H, D, rows)
         assert tiles.shared_bytes <= MAX_SHARED_BYTES
         assert tiles.columns in (64, 128, 256, 512)
@@ -245,8 +243,8 @@ def test_a_warmup_loads_all_that_a_call_of_the_configuration_can_reach(
     calls = [f"B=1 next_n={n}" for n in (*ROWS, 9, 20)] + ["B=5 next_n=1 varlen=1"]
     plans = [plan_of(f"paged fp8 {call} {facts}")[1] for call in calls]
     reached = {plan.kernel: plan.shared_bytes for plan in plans}
-    assert loaded == reached | {sm90.METADATA[1]: 0}
-    assert str(sm90.METADATA[1]) == "mqa::sm90::metadata<mqa::sm90::PagedMetadata>"
+    assert loaded == reached | {metadata.METADATA[1]: 0}
+    assert str(metadata.METADATA[1]) == "mqa::score::metadata<mqa::score::PagedMetadata>"
     assert reached.keys() <= {*sm90.kernels(every=True)}
 
 
@@ -277,15 +275,15 @@ def test_metadata_is_one_launch_of_one_cluster(
     monkeypatch: pytest.MonkeyPatch, shape: Any, strides: Any, expected: tuple[int, ...]
 ) -> None:
     plans: list[Plan] = []
-    made = sm90.paged_metadata_plan
+    made = metadata.paged_metadata_plan
     keep = lambda *facts: plans.append(made(*facts)) or plans[-1]  # noqa: E731
-    monkeypatch.setattr(sm90, "paged_metadata_plan", keep)
+    monkeypatch.setattr(metadata, "paged_metadata_plan", keep)
     monkeypatch.setattr(driver, "launcher", lambda plan, _: SimpleLaunch())
     lens = torch.zeros(99, dtype=torch.int32).as_strided(shape, strides)
     SM90.paged_metadata(lens, None, torch.zeros(133, 3, dtype=torch.int32)[:, :2])
     (plan,) = plans
-    assert plan.kernel == sm90.METADATA[1]
-    assert (plan.grid, plan.threads) == (sm90.METADATA_CTAS, sm90.METADATA_THREADS)
+    assert plan.kernel == metadata.METADATA[1]
+    assert (plan.grid, plan.threads) == (metadata.CTAS, metadata.THREADS)
     assert plan.shared_bytes == 0
     requests, next_n, *lens_strides = expected
     assert scalars(plan) == {

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from mqa.cuda import sm90
+from mqa.cuda import operands
 from mqa.cuda.sm90 import SM90
 from mqa.problem import parse
 
@@ -15,7 +15,7 @@ GPU = torch.device("cuda", 0)
 SIZES = "blocks=20 columns=3 L=99"
 LINE = f"paged fp8 B=3 next_n=2 H=64 D=128 P=64 {SIZES}"
 RUNS = f"paged fp8 B=5 next_n=1 H=64 D=128 P=64 {SIZES} varlen=1"
-SHAPES = [*itertools.product(sm90.HEADS, sm90.HEAD_DIMS)]
+SHAPES = [*itertools.product(operands.HEADS, operands.HEAD_DIMS)]
 
 
 def reasons(line: str) -> list[str]:

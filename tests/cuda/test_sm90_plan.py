@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mqa import devices, validate
-from mqa.cuda import compiler, driver, sm90, sm90_tiles, variants
+from mqa.cuda import compiler, dense, driver, metadata, operands, sm90, sm90_tiles, variants
 from mqa.cuda.plan import MAX_SHARED_BYTES, Kernel
 from mqa.cuda.sm90 import SM90, SM90_ACCURATE
 from mqa.cuda.sm90_paged import paged_tiles
@@ -19,7 +19,7 @@ from mqa.testing import make_case
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 LINE = "dense fp8 S=9 N=40 H=64 D=128"
-SHAPES = [*itertools.product(sm90.HEADS, sm90.HEAD_DIMS)]
+SHAPES = [*itertools.product(operands.HEADS, operands.HEAD_DIMS)]
 
 
 def reasons(line: str, device: torch.device = GPU) -> list[str]:
@@ -109,7 +109,7 @@ def test_what_launches_need_is_a_reason_where_it_is_missing(
     assert not SM90.schedules_on(GPU)
 
 
-def facts_and_plan(line: str, sms: int = 132) -> tuple[Any, sm90.DenseFacts, Any]:
+def facts_and_plan(line: str, sms: int = 132) -> tuple[Any, dense.DenseFacts, Any]:
     """A legal call of the problem on CPU tensors, and what a launch of it would be."""
     case = make_case(parse(line))
     out = case.new_out()
@@ -120,9 +120,10 @@ def facts_and_plan(line: str, sms: int = 132) -> tuple[Any, sm90.DenseFacts, Any
     call = validate.dense(*(kwargs[name] for name in names + more), out)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "_num_sms", {CPU: sms})
-        facts = sm90.dense_facts(call, out)
-    assert sm90.dense_addresses(call, out)[-1] == out.data_ptr()
-    return call, facts, sm90.dense_plan(facts)
+        facts = dense.dense_facts(call, out)
+    plan = sm90.dense_plan(facts)
+    assert dense.dense_addresses(call, out, plan)[-1] == out.data_ptr()
+    return call, facts, plan
 
 
 def scalars(plan: Any) -> dict[str, int]:
@@ -225,7 +226,7 @@ def choices(kernels: tuple[Kernel, ...], name: str) -> set[tuple[int, int, str]]
 @pytest.mark.parametrize("name", ["dense_fp8", "paged_fp8"])
 def test_the_kernels_to_compile_cover_every_pair_of_choices(name: str) -> None:
     every, some = choices(sm90.kernels(every=True), name), choices(sm90.kernels(), name)
-    cxx = {sm90_tiles.CXX[name] for name in LOGITS_DTYPES}
+    cxx = {operands.CXX[name] for name in LOGITS_DTYPES}
     assert every == {(*shape, logits) for shape in SHAPES for logits in cxx}
     assert some < every
     for first, second in itertools.combinations(range(3), 2):
@@ -236,7 +237,7 @@ def test_the_kernels_to_compile_cover_every_pair_of_choices(name: str) -> None:
 def test_the_kernels_to_compile_are_few_and_each_is_there_once() -> None:
     assert len(sm90.kernels()) <= 60
     for kernels in (sm90.kernels(), sm90.kernels(every=True)):
-        assert set(sm90.METADATA) < set(kernels)
+        assert set(metadata.METADATA) < set(kernels)
         assert len(set(kernels)) == len(kernels)
     assert variants.kernels("sm_90a", every=True) == sm90.kernels(every=True)
 
@@ -247,16 +248,16 @@ def test_a_warmup_loads_the_kernels_of_a_configuration(monkeypatch: pytest.Monke
     monkeypatch.setattr(driver, "load", load)
     names = SM90.warmup(parse("dense fp8 S=1 N=1 H=32 D=64 out=bfloat16"), GPU)
     assert [name for name, _ in loaded] == [*names]
-    dense, metadata = loaded
-    assert dense[0].startswith("mqa::sm90::dense_fp8<32, 64, __nv_bfloat16, ")
-    assert dense[1] == sm90.tiles(32, 64).shared_bytes
-    assert metadata == ("mqa::sm90::metadata<mqa::sm90::DenseMetadata>", 0)
+    scoring, schedules = loaded
+    assert scoring[0].startswith("mqa::sm90::dense_fp8<32, 64, __nv_bfloat16, ")
+    assert scoring[1] == sm90.tiles(32, 64).shared_bytes
+    assert schedules == ("mqa::score::metadata<mqa::score::DenseMetadata>", 0)
 
 
 def test_dense_metadata_is_one_launch_of_one_cluster() -> None:
-    plan = sm90.dense_metadata_plan(9, 4096, 8, 132, 1, 2, 3)
-    assert plan.kernel == sm90.METADATA[0]
-    assert (plan.grid, plan.threads) == (sm90.METADATA_CTAS, sm90.METADATA_THREADS)
+    plan = metadata.dense_metadata_plan(9, 4096, 8, 132, 1, 2, 3)
+    assert plan.kernel == metadata.METADATA[0]
+    assert (plan.grid, plan.threads) == (metadata.CTAS, metadata.THREADS)
     assert plan.shared_bytes == 0
     assert scalars(plan) == {
         "start_stride": 1,
@@ -275,7 +276,7 @@ def test_launches_bind_each_tensor_to_its_address(launched: Any) -> None:
         out = torch.empty(9, 40)
         again = SM90.dense(call, out)
         assert again is not None
-        again(sm90.dense_addresses(call, out))
+        again(dense.dense_addresses(call, out, SM90.plan_dense(call, out)))
         wanted = {
             "q": call.q.data_ptr(),
             "kv": call.k.data_ptr(),

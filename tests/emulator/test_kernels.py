@@ -11,8 +11,9 @@ from torch import Tensor
 import mqa
 from mqa.backends import BACKENDS, choose
 from mqa.cuda import cache, compiler
+from mqa.cuda.metadata import dense_metadata_plan
 from mqa.cuda.plan import Plan
-from mqa.cuda.sm90 import OWN_COLUMNS, dense_metadata_plan, kernels
+from mqa.cuda.sm90 import OWN_COLUMNS, kernels
 from mqa.emulator import executor, scheduled
 from mqa.emulator.backend import ARCH, SM90_EMULATED
 from mqa.emulator.parser import parse as parse_ptx

@@ -10,7 +10,8 @@ import pytest
 
 from mqa.cuda import compiler, sm90, sm90_paged
 from mqa.cuda.plan import Kernel
-from mqa.cuda.sm90_tiles import HEAD_DIMS, HEADS, MX_DIMS, Tiles, shared_parts
+from mqa.cuda.operands import HEAD_DIMS, HEADS, MX_DIMS
+from mqa.cuda.sm90_tiles import Tiles, shared_parts
 from mqa.emulator import run
 
 pytestmark = pytest.mark.skipif(

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from mqa.cuda import compiler
-from mqa.cuda.sm90 import METADATA, kernels
+from mqa.cuda.metadata import METADATA
+from mqa.cuda.sm90 import kernels
 from mqa.emulator import scheduled
 from mqa.emulator.backend import SM90_ACCURATE_EMULATED, SM90_EMULATED
 from mqa.problem import DenseProblem, parse

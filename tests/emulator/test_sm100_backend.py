@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mqa.cuda import cache, compiler
-from mqa.cuda.sm90 import METADATA, SM90
+from mqa.cuda.metadata import METADATA
+from mqa.cuda.sm90 import SM90
 from mqa.emulator import Kind, scheduled
 from mqa.emulator.backend import Emulated
 from mqa.emulator.device import B200

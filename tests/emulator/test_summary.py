@@ -9,7 +9,8 @@ import torch
 from ptx_kernels import kernel
 
 from mqa.cuda import compiler
-from mqa.cuda.sm90_tiles import MATH_WARPS, ROLES, THREADS
+from mqa.cuda.sm90_tiles import ROLES, THREADS
+from mqa.cuda.storage import MATH_WARPS
 from mqa.emulator import run, scheduled
 from mqa.emulator.backend import SM90_EMULATED
 from mqa.emulator.scheduler import SCHEDULES
@@ -67,7 +68,7 @@ def test_no_roles_are_made_up_for_the_metadata_kernels() -> None:
 
 
 def test_roles_are_those_of_the_kernels() -> None:
-    text = (compiler.sources() / "sm90/score/storage.cuh").read_text()
+    text = (compiler.sources() / "score/storage.cuh").read_text()
     found = dict(re.findall(r"k(\w+)Warp = kMathWarps(?: \+ (\d))?", text))
     starts = {name.lower(): MATH_WARPS + int(more or 0) for name, more in found.items()}
     assert starts == {role.name: role.warps.start for role in ROLES[1:]}

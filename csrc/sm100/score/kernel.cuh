@@ -56,7 +56,7 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
                                       const typename Source::Arguments& args) {
   using Storage = typename Tiling::Storage;
   using Ranges = Range<Tiling, Source>;
-  static_assert(sizeof(Storage) == kSharedBytes, "mqa/cuda/sm100.py and SharedStorage disagree");
+  static_assert(sizeof(Storage) == kSharedBytes, "mqa/cuda/sm100_tiles.py and SharedStorage disagree");
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   Storage& shared = *reinterpret_cast<Storage*>(shared_bytes);
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpSize, 0);

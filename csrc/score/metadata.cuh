@@ -13,7 +13,7 @@
 #include "ptx/cluster.cuh"
 #include "ptx/control.cuh"
 
-namespace mqa::sm90 {
+namespace mqa::score {
 
 constexpr int kMetadataCtas = 8;
 constexpr int kMetadataThreads = 1024;
@@ -28,7 +28,7 @@ struct Load {
   int tasks;
 };
 
-// Both field by field as in mqa/cuda/sm90.py. Strides are in elements.
+// Both field by field as in mqa/cuda/metadata.py. Strides are in elements.
 struct DenseMetadata {
   static constexpr int kUnit = 1;
 
@@ -288,4 +288,4 @@ __global__ void __cluster_dims__(kMetadataCtas, 1, 1) __launch_bounds__(kMetadat
       if (share(total, i, source.parts) == total) write_cut(source, i, source.end_place(), 0);
 }
 
-}  // namespace mqa::sm90
+}  // namespace mqa::score

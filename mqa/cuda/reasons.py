@@ -1,0 +1,66 @@
+"""What kernels of no architecture can do, said of a problem alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from mqa.cuda.operands import ELEMENTS, HEADS, PAGE_SIZES, head_dims, row_bytes
+from mqa.cuda.tensor_map import ADDRESS_BYTES
+from mqa.formats.kv_cache import SCALE_BYTES
+from mqa.problem import Format, PagedProblem, Problem
+
+
+def problem_reasons(problem: Problem, formats: Collection[Format]) -> Iterator[str]:
+    """Every reason against `problem` where there are kernels for `formats`, on whatever device."""
+    if problem.format not in formats:
+        yield f"format={problem.format} is not among its kernels, only {', '.join(formats)}"
+    if problem.H not in HEADS:
+        yield f"H={problem.H} is not one of {', '.join(map(str, HEADS))}"
+    dims = head_dims(problem.format)
+    if problem.D not in dims:
+        yield f"D={problem.D} is not one of {', '.join(map(str, dims))}"
+    if isinstance(problem, PagedProblem) and problem.P not in PAGE_SIZES:
+        yield f"P={problem.P} is not one of {', '.join(map(str, PAGE_SIZES))}"
+    yield from _layout_reasons(problem)
+
+
+def _layout_reasons(problem: Problem) -> Iterator[str]:
+    """What the copy engine cannot address. The texts tell no strides, which may depend on S: each
+    would be a new reason."""
+    layout, heads = dict(problem.layout), problem.H
+    stored = row_bytes(ELEMENTS[problem.format], problem.D)
+    paged = isinstance(problem, PagedProblem)
+    for tensor in ("q", "cache" if paged else "kv"):
+        for offset in layout.get(f"{tensor}_off", ()):
+            yield f"{tensor} is {offset} bytes off a multiple of {ADDRESS_BYTES}"
+    if isinstance(problem, PagedProblem):
+        sizes: tuple[int, ...] = (problem.B, problem.next_n, heads, stored)
+        yield from _cache_reasons(problem, stored, layout.get("cache_stride", ()))
+    else:
+        sizes = (problem.S, heads, stored)
+        yield from _row_reasons("kv", (problem.N, stored), layout.get("kv_stride", ()))
+    yield from _row_reasons("q", sizes, layout.get("q_stride", ()))
+    for tensor, row in (("q", heads * stored), ("q_scale", heads)):
+        # Strides of inner dimensions may be left out.
+        request, *inner = layout.get(f"{tensor}_stride", (sizes[1] * row,))
+        if paged and min(sizes[:2]) > 1 and request != sizes[1] * (*inner, row)[0]:
+            yield (
+                f"{tensor} has {request} from one request to the next, expected next_n times "
+                f"its row, {sizes[1] * (*inner, row)[0]}, as in {tensor}.contiguous()"
+            )
+
+
+def _row_reasons(tensor: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[str]:
+    """Of a tensor whose last dimension is a row for the copy engine."""
+    dim = sizes[-1]
+    inner = strides[-1] if len(strides) == len(sizes) else 1
+    steps = [step for size, step in zip(sizes[:-1], strides, strict=False) if size > 1]
+    if inner != 1 or any(step % ADDRESS_BYTES or step < dim for step in steps):
+        yield f"{tensor} is not rows of {dim} contiguous bytes at multiples of {ADDRESS_BYTES}"
+
+
+def _cache_reasons(problem: PagedProblem, stored: int, strides: tuple[int, ...]) -> Iterator[str]:
+    bytes_of_page = problem.P * (stored + SCALE_BYTES)
+    page = strides[0] if strides and problem.blocks > 1 else bytes_of_page
+    if page % ADDRESS_BYTES or page < bytes_of_page:
+        yield f"pages of cache overlap, or do not begin at multiples of {ADDRESS_BYTES} bytes"

@@ -120,10 +120,8 @@ class Launch:
             return compile_from(compiler.sources(), self.plan.kernel, self.arch)
         return compile_mutant(mutant, self.plan.kernel, folder, self.arch)
 
-    def report(
-        self, binary: Binary, how: str, seed: int = 0, checks: bool | None = None
-    ) -> Report | None:
-        """What is found in a run under that schedule."""
+    def report(self, binary: Binary, how: str, seed: int = 0, **options: Any) -> Report | None:
+        """What is found in a run under that schedule, with `options` of `run_plan`."""
         self.tensors["out"].fill_(torch.nan)
         try:
             executor.run_plan(
@@ -133,7 +131,7 @@ class Launch:
                 self.tensors,
                 schedule=how,
                 seed=seed,
-                checks=checks,
+                **options,
             )
         except EmulationError as error:
             return error.report

@@ -206,7 +206,7 @@ MUTANTS = (
     Mutant("stages_off_by_one", MATH, "typename Tiling::StageRing;",
            "Ring<Tiling::kStages - 1>;",
            Kind.RACE, "k_scale[0]", SCALE.strip()),
-    Mutant("stages_of_others_not_skipped", MATH, "(turn - tiles) % kTurns", "turn",
+    Mutant("stages_of_others_not_skipped", MATH, "(turn + kTurns - tiles % kTurns) % kTurns", "turn",
            Kind.RACE, SUMS, "ptx::tcgen05_mma_mxf4(sums", case="paged"),
     Mutant("stages_swapped", DENSE, "(ptx::shared_address(shared.k[stage]) +",
            "(ptx::shared_address(shared.k[(stage + 1) % Tiling::kStages]) +",

@@ -21,6 +21,9 @@ struct Math {
   static constexpr auto kTurns = Tiling::kTurns;
   static constexpr int kPairs = kColumns / 2;
   static constexpr int kLoaded = 32;  // columns at a time
+  static constexpr int kMine = Tiling::kSlots / kTurns;    // accumulators of a warpgroup
+  static constexpr int kTogether = Tiling::kTogether;  // tiles of a trip of the hot loop
+  static_assert(kTogether % (2 * kMine) == 0, "accumulators stand at the same place for each trip");
 
   // A value that all lanes have, in a form that the compiler knows to be uniform.
   template <typename T>
@@ -31,9 +34,46 @@ struct Math {
   // What a warp knows of its set of columns.
   struct Set {
     uint64_t weights[kPairs];
-    const Row* rows;
-    uint32_t sums;  // where the first accumulator has its columns, of this warp's lanes
+    int start[kRows];  // of each row's window
+    uint32_t length[kRows];
   };
+
+  // Where the logits of this thread's token of a tile lie, and of those that follow it.
+  struct Lines {
+    uint64_t at[kRows];
+    int token;
+
+    __device__ __forceinline__ void advance(int tokens) {
+#pragma unroll
+      for (int i = 0; i < kRows; i++)
+        at[i] += static_cast<uint32_t>(tokens * Tiling::kLogitBytes);
+      token += tokens;
+    }
+  };
+
+  // Accumulators of this warpgroup, which take its tiles in turn, and the parity of the barrier of each
+  // for the next of its tiles.
+  struct Accumulators {
+    uint32_t sums[kMine];  // this warp's lanes of the set's columns
+    uint32_t full[kMine];
+    uint32_t parity[kMine];
+  };
+
+  // Those for the tiles from the `number`th of this warpgroup's on.
+  static __device__ __forceinline__ Accumulators accumulators(const Storage& shared,
+                                                              uint32_t sums,
+                                                              uint32_t turn,
+                                                              uint32_t number) {
+    Accumulators found;
+#pragma unroll
+    for (uint32_t i = 0; i < kMine; i++) {
+      const uint32_t slot = (number + i) % kMine * kTurns + turn;
+      found.sums[i] = sums + slot * Tiling::kBlockColumns;
+      found.full[i] = ptx::shared_address(&shared.sums_full[slot]);
+      found.parity[i] = (number + i) / kMine & 1;
+    }
+    return found;
+  }
 
   // Sums of the heads of each row, pair by pair: even heads in the low halves.
   static __device__ __forceinline__ void weigh(const Set& set, uint32_t from, float (&totals)[kRows]) {
@@ -70,83 +110,109 @@ struct Math {
     return ptx::pair_of(__float_as_uint(low), __float_as_uint(high));
   }
 
-  // One tile: the sums at `from`, of this thread's token.
-  template <typename Release>
-  static __device__ __forceinline__ void tile(
-      const Set& set, uint32_t from, const float* k_scale_at, int token, Release release) {
-    float totals[kRows];
-    weigh(set, from, totals);
-    const float k_scale = Tiling::kScaled ? 1.0f : *k_scale_at;
-    release();
+  // `kTiles` of this warpgroup's tiles, one after the other.
+  template <int kTiles>
+  static __device__ __forceinline__ void score(Storage& shared,
+                                               StageRing& ring,
+                                               const Accumulators& accumulators,
+                                               const Set& set,
+                                               Lines& lines) {
+    const int lane = threadIdx.x % 128;
 #pragma unroll
-    for (int i = 0; i < kRows; i++) {
-      const Row row = set.rows[i];
-      // + 0.0 so that no scale turns a zero into -0.
-      if (static_cast<uint32_t>(token - row.start) < row.length)
-        ptx::st_global(row.origin + static_cast<int64_t>(token) * Tiling::kLogitBytes,
-                       round_to<Logit>(Tiling::kScaled ? totals[i] : fmaf(totals[i], k_scale, 0.0f)));
+    for (int i = 0; i < kTiles; i++) {
+      constexpr int kStep = kTurns * kTileRows;
+      const uint32_t parity = accumulators.parity[i % kMine] ^ (i / kMine & 1);
+      ptx::mbarrier_wait_parity(accumulators.full[i % kMine], parity);
+      ptx::tcgen05_fence_after_thread_sync();
+      float totals[kRows];
+      weigh(set, accumulators.sums[i % kMine], totals);
+      const float k_scale = Tiling::kScaled ? 1.0f : shared.k_scale[ring.stage][lane];
+      ptx::tcgen05_fence_before_thread_sync();
+      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage]));
+      ring.template advance<kTurns>();
+#pragma unroll
+      for (int row = 0; row < kRows; row++) {
+        const int token = lines.token + i * kStep;
+        // + 0.0 so that no scale turns a zero into -0.
+        if (static_cast<uint32_t>(token - set.start[row]) < set.length[row])
+          ptx::st_global(
+              lines.at[row] + i * kStep * Tiling::kLogitBytes,
+              round_to<Logit>(Tiling::kScaled ? totals[row] : fmaf(totals[row], k_scale, 0.0f)));
+      }
     }
+    lines.advance(kTiles * kTurns * kTileRows);
   }
 
   // This warpgroup's tiles of a piece. `tiles` counts those of all warpgroups and pieces.
-  static __device__ __forceinline__ void score_tiles(Storage& shared,
+  static __device__ __forceinline__ void score_piece(Storage& shared,
                                                      StageRing& ring,
                                                      uint32_t& tiles,
                                                      uint32_t turn,
+                                                     uint32_t sums,
                                                      const Set& set,
+                                                     const Row* rows,
                                                      int first,
                                                      uint32_t length) {
-    const int lane = threadIdx.x % 128;
     const uint32_t stages = (length + kTileRows - 1) / kTileRows;
-    const uint32_t skipped = (turn - tiles) % kTurns;
+    const uint32_t skipped = (turn + kTurns - tiles % kTurns) % kTurns;
+    uint32_t number = (tiles + skipped) / kTurns;
+    int left = static_cast<int>(stages - skipped + kTurns - 1) / kTurns;
     StageRing mine = ring;
     mine.advance(skipped);
+    Lines lines;
+    lines.token = first + static_cast<int>(skipped) * kTileRows + threadIdx.x % 128;
+#pragma unroll
+    for (int row = 0; row < kRows; row++)
+      lines.at[row] = rows[row].origin + static_cast<int64_t>(lines.token) * Tiling::kLogitBytes;
+    const Accumulators together = accumulators(shared, sums, turn, number);
 #pragma unroll 1
-    for (uint32_t i = skipped; i < stages; i += kTurns) {
-      const uint32_t number = tiles + i, slot = number % Tiling::kSlots;
-      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[slot]),
-                                number / Tiling::kSlots & 1);
-      ptx::tcgen05_fence_after_thread_sync();
-      tile(set, set.sums + slot * Tiling::kBlockColumns, &shared.k_scale[mine.stage][lane],
-           first + static_cast<int>(i) * kTileRows + lane, [&] {
-             ptx::tcgen05_fence_before_thread_sync();
-             ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[mine.stage]));
-           });
-      mine.template advance<kTurns>();
-    }
+    for (; left >= kTogether; left -= kTogether, number += kTogether)
+      score<kTogether>(shared, mine, together, set, lines);
+#pragma unroll 1
+    for (; left > 0; left--, number++)
+      score<1>(shared, mine, accumulators(shared, sums, turn, number), set, lines);
     ring.advance(stages);
     tiles += stages;
   }
 
-  static __device__ __forceinline__ void load_set(
-      const Storage& shared, int stage, uint32_t number, Set& set) {
-    set.rows = &shared.rows[stage][number * kRows];
-    const uint64_t* weights =
-        reinterpret_cast<const uint64_t*>(&shared.weights[stage][number * kColumns]);
+  static __device__ __forceinline__ void load_set(const Storage& shared,
+                                                  int stage,
+                                                  uint32_t number,
+                                                  uint32_t weights,
+                                                  Set& set) {
 #pragma unroll
     for (int i = 0; i < kPairs; i++)
-      set.weights[i] = weights[i];
+      set.weights[i] = ptx::ld_shared_pair(weights + i * 8);
+#pragma unroll
+    for (int i = 0; i < kRows; i++) {
+      const Row& row = shared.rows[stage][number * kRows + i];
+      set.start[i] = uniform(row.start), set.length[i] = uniform(row.length);
+    }
   }
 
   static __device__ __forceinline__ void math(Storage& shared) {
     const uint32_t warp = uniform(threadIdx.x / kWarpSize), group = warp / 4;
     const uint32_t number = group % Tiling::kSets, turn = group / Tiling::kSets;
+    const uint32_t sums = uniform(shared.tensor_memory) + warp % 4 * kWarpSize * ptx::kTensorLane +
+                          number * kColumns;
     BlockRing blocks;
     StageRing stages;
     uint32_t tiles = 0;
-    Set set;
-    set.sums = uniform(shared.tensor_memory) + warp % 4 * kWarpSize * ptx::kTensorLane +
-               number * kColumns;
+    uint32_t weights = ptx::shared_address(&shared.weights[0][number * kColumns]);
+    const uint32_t both = weights + ptx::shared_address(&shared.weights[1][number * kColumns]);
     while (true) {
       const int stage = blocks.stage();
       ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[stage]), blocks.parity());
       const int first = uniform(shared.piece[stage].first);
       const uint32_t length = uniform(shared.piece[stage].length);
       if (uniform(shared.piece[stage].groups) == 0) break;
-      load_set(shared, stage, number, set);
-      score_tiles(shared, stages, tiles, turn, set, first, length);
+      Set set;
+      load_set(shared, stage, number, weights, set);
+      score_piece(shared, stages, tiles, turn, sums, set, &shared.rows[stage][number * kRows], first,
+                  length);
       ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_empty[stage]));
       blocks.advance();
+      weights = both - weights;
     }
   }
 };

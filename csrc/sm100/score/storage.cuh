@@ -116,6 +116,8 @@ struct Tiling {
   static constexpr bool kReadBound = kSets == 1;
   static constexpr bool kPaced = false;  // measured on Hopper alone
 
+  static constexpr int kTogether = 4;
+
   static_assert(kGroups % kSets == 0, "sets are shared out evenly");
   static_assert(kColumns % kHeads == 0, "a set is whole rows");
   static_assert(kSlots % kTurns == 0, "an accumulator is always the same warpgroups'");

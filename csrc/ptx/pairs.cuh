@@ -20,15 +20,15 @@ __device__ __forceinline__ float2 halves_of(uint64_t pair) {
   return halves;
 }
 
-// A pair from shared memory, as two values: read from a uniform address they may go to uniform
-// registers, which one of 64 bits does not.
-__device__ __forceinline__ uint64_t ld_shared_pair(uint32_t address) {
+// A pair from shared memory at a uniform address. `nothing` is 0, uniform, and nothing the compiler
+// knows of: integer arithmetic on uniform values is done in uniform registers, and there they stay.
+__device__ __forceinline__ uint64_t ld_shared_uniform_pair(uint32_t address, uint32_t nothing) {
   uint32_t first, second;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
                : "=r"(first), "=r"(second)
                : "r"(address)
                : "memory");
-  return pair_of(first, second);
+  return pair_of(first ^ nothing, second ^ nothing);
 }
 
 __device__ __forceinline__ uint64_t fma_f32x2(uint64_t a, uint64_t b, uint64_t c) {

@@ -179,10 +179,11 @@ struct Math {
                                                   int stage,
                                                   uint32_t number,
                                                   uint32_t weights,
+                                                  uint32_t nothing,
                                                   Set& set) {
 #pragma unroll
     for (int i = 0; i < kPairs; i++)
-      set.weights[i] = ptx::ld_shared_pair(weights + i * 8);
+      set.weights[i] = ptx::ld_shared_uniform_pair(weights + i * 8, nothing);
 #pragma unroll
     for (int i = 0; i < kRows; i++) {
       const Row& row = shared.rows[stage][number * kRows + i];
@@ -195,6 +196,7 @@ struct Math {
     const uint32_t number = group % Tiling::kSets, turn = group / Tiling::kSets;
     const uint32_t sums = uniform(shared.tensor_memory) + warp % 4 * kWarpSize * ptx::kTensorLane +
                           number * kColumns;
+    const uint32_t nothing = warp >> 16;
     BlockRing blocks;
     StageRing stages;
     uint32_t tiles = 0;
@@ -207,7 +209,7 @@ struct Math {
       const uint32_t length = uniform(shared.piece[stage].length);
       if (uniform(shared.piece[stage].groups) == 0) break;
       Set set;
-      load_set(shared, stage, number, weights, set);
+      load_set(shared, stage, number, weights, nothing, set);
       score_piece(shared, stages, tiles, turn, sums, set, &shared.rows[stage][number * kRows], first,
                   length);
       ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_empty[stage]));

@@ -67,14 +67,22 @@ class Tiles:
 
     @property
     def groups(self) -> int:
-        return 3 if self.sets == 3 or (self.scaled and self.heads == 128) else 4
+        if self.sets > 1:
+            return self.sets
+        return 2 if self.heads > 64 else 3
+
+    @property
+    def turns(self) -> int:
+        return self.groups // self.sets
 
     @property
     def slots(self) -> int:
-        most = TENSOR_COLUMNS // self.columns
-        if not self.scaled:
-            return most
-        return 4 if self.columns == 64 else self.groups // self.sets if most > 3 else most
+        most = (TENSOR_COLUMNS - (64 if self.scaled else 0)) // self.columns
+        return min(most // self.turns, 2) * self.turns
+
+    @property
+    def aligned(self) -> int:
+        return 4 if self.groups == self.sets else 1
 
     @property
     def q_box_rows(self) -> int:
@@ -144,7 +152,9 @@ def _aligned(size: int, step: int) -> int:
 @functools.cache
 def tiles(heads: int, dim: int, columns: int, elements: str) -> Tiles:
     every = (Tiles(heads, dim, n, columns, elements) for n in range(16, 0, -1))
-    return next(t for t in every if t.shared_bytes <= MAX_SHARED_BYTES)
+    return next(
+        t for t in every if t.stages % t.aligned == 0 and t.shared_bytes <= MAX_SHARED_BYTES
+    )
 
 
 def kernel(kind: str, t: Tiles, logits: str) -> Kernel:

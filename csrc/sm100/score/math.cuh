@@ -20,10 +20,10 @@ struct Math {
   static constexpr auto kRows = Tiling::kRows;
   static constexpr auto kTurns = Tiling::kTurns;
   static constexpr int kPairs = kColumns / 2;
-  static constexpr int kLoaded = 32;  // columns at a time
+  static constexpr int kLoaded = kHeads > 64 ? 16 : 32;  // columns at a time: weights leave room
   static constexpr int kMine = Tiling::kSlots / kTurns;    // accumulators of a warpgroup
-  static constexpr int kTogether = Tiling::kTogether;  // tiles of a trip of the hot loop
-  static_assert(kTogether % (2 * kMine) == 0, "accumulators stand at the same place for each trip");
+  static constexpr auto kAligned = Tiling::kAligned;
+  static_assert(kTurns > 1 || kAligned % (2 * kMine) == 0, "and the same phases");
 
   // A value that all lanes have, in a form that the compiler knows to be uniform.
   template <typename T>
@@ -51,28 +51,22 @@ struct Math {
     }
   };
 
-  // Accumulators of this warpgroup, which take its tiles in turn, and the parity of the barrier of each
-  // for the next of its tiles.
-  struct Accumulators {
-    uint32_t sums[kMine];  // this warp's lanes of the set's columns
-    uint32_t full[kMine];
-    uint32_t parity[kMine];
+  // What a warp's tiles have in common.
+  struct Place {
+    uint32_t sums;  // this warp's lanes of its set's columns in the first accumulator
+    uint32_t turn;
   };
 
-  // Those for the tiles from the `number`th of this warpgroup's on.
-  static __device__ __forceinline__ Accumulators accumulators(const Storage& shared,
-                                                              uint32_t sums,
-                                                              uint32_t turn,
-                                                              uint32_t number) {
-    Accumulators found;
-#pragma unroll
-    for (uint32_t i = 0; i < kMine; i++) {
-      const uint32_t slot = (number + i) % kMine * kTurns + turn;
-      found.sums[i] = sums + slot * Tiling::kBlockColumns;
-      found.full[i] = ptx::shared_address(&shared.sums_full[slot]);
-      found.parity[i] = (number + i) / kMine & 1;
-    }
-    return found;
+  // The accumulator of this warpgroup's tile `number`, and the parity of its barrier's phase.
+  static __device__ __forceinline__ uint32_t slot_of(Place place, uint32_t number) {
+    return number % kMine * kTurns + (kTurns > 1 ? place.turn : 0);
+  }
+  static __device__ __forceinline__ void wait_sums(const Storage& shared,
+                                                   Place place,
+                                                   uint32_t number) {
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[slot_of(place, number)]),
+                              number / kMine & 1);
+    ptx::tcgen05_fence_after_thread_sync();
   }
 
   // Sums of the heads of each row, pair by pair: even heads in the low halves.
@@ -84,7 +78,7 @@ struct Math {
 #pragma unroll
     for (int first = 0; first < kColumns; first += kLoaded) {
       uint32_t dots[kLoaded];
-      ptx::tcgen05_ld_32x32b_x32(dots, from + first);
+      ptx::tcgen05_ld_32x32b(dots, from + first);
       ptx::tcgen05_wait_ld(dots);
 #pragma unroll
       for (int i = 0; i < kLoaded; i += 2) {
@@ -110,69 +104,101 @@ struct Math {
     return ptx::pair_of(__float_as_uint(low), __float_as_uint(high));
   }
 
-  // `kTiles` of this warpgroup's tiles, one after the other.
+  // `kTiles` of this warpgroup's tiles from its tile `number` on, in ring stages from `stage` on.
   template <int kTiles>
-  static __device__ __forceinline__ void score(Storage& shared,
-                                               StageRing& ring,
-                                               const Accumulators& accumulators,
-                                               const Set& set,
-                                               Lines& lines) {
+  static __device__ __forceinline__ void score(
+      Storage& shared, Place place, uint32_t number, int stage, const Set& set, Lines& lines) {
+    static_assert(kTiles == 1 || kTurns == 1, "stages follow each other");
     const int lane = threadIdx.x % 128;
 #pragma unroll
     for (int i = 0; i < kTiles; i++) {
-      constexpr int kStep = kTurns * kTileRows;
-      const uint32_t parity = accumulators.parity[i % kMine] ^ (i / kMine & 1);
-      ptx::mbarrier_wait_parity(accumulators.full[i % kMine], parity);
-      ptx::tcgen05_fence_after_thread_sync();
+      wait_sums(shared, place, number + i);
       float totals[kRows];
-      weigh(set, accumulators.sums[i % kMine], totals);
-      const float k_scale = Tiling::kScaled ? 1.0f : shared.k_scale[ring.stage][lane];
+      weigh(set, place.sums + slot_of(place, number + i) * Tiling::kBlockColumns, totals);
+      const float k_scale = Tiling::kScaled ? 1.0f : shared.k_scale[stage + i][lane];
       ptx::tcgen05_fence_before_thread_sync();
-      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage]));
-      ring.template advance<kTurns>();
+      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[stage + i]));
 #pragma unroll
       for (int row = 0; row < kRows; row++) {
-        const int token = lines.token + i * kStep;
+        const int token = lines.token + i * kTileRows;
         // + 0.0 so that no scale turns a zero into -0.
         if (static_cast<uint32_t>(token - set.start[row]) < set.length[row])
           ptx::st_global(
-              lines.at[row] + i * kStep * Tiling::kLogitBytes,
+              lines.at[row] + i * kTileRows * Tiling::kLogitBytes,
               round_to<Logit>(Tiling::kScaled ? totals[row] : fmaf(totals[row], k_scale, 0.0f)));
       }
     }
     lines.advance(kTiles * kTurns * kTileRows);
   }
 
-  // This warpgroup's tiles of a piece. `tiles` counts those of all warpgroups and pieces.
+  // This warpgroup's tiles of a piece where they are all. They come in multiples of kAligned, so that
+  // each of so many always has the same accumulator and phase, and stages that follow each other.
+  static __device__ __forceinline__ void score_all(Storage& shared,
+                                                   StageRing& ring,
+                                                   Place place,
+                                                   const Set& set,
+                                                   Lines& lines,
+                                                   int tiles) {
+#pragma unroll 1
+    for (; tiles >= kAligned; tiles -= kAligned) {
+      score<kAligned>(shared, place, 0, ring.stage, set, lines);
+      ring.template advance<kAligned>();
+    }
+    if (tiles <= 0) return;
+#pragma unroll 1
+    for (int i = 0; i < kAligned; i++) {
+      if (i < tiles) {
+        score<1>(shared, place, i, ring.stage + i, set, lines);
+      } else {
+        wait_sums(shared, place, i);
+        ptx::tcgen05_fence_before_thread_sync();
+        ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage + i]));
+      }
+    }
+    ring.template advance<kAligned>();
+  }
+
+  // The same where warpgroups take tiles in turn. `done` counts tiles of all of them and all pieces.
+  static __device__ __forceinline__ void score_in_turn(Storage& shared,
+                                                       StageRing& ring,
+                                                       Place place,
+                                                       const Set& set,
+                                                       Lines& lines,
+                                                       uint32_t skipped,
+                                                       uint32_t done,
+                                                       uint32_t tiles) {
+    uint32_t number = (done + skipped) / kTurns;
+    StageRing mine = ring;
+    mine.advance(skipped);
+#pragma unroll 1
+    for (uint32_t i = skipped; i < tiles; i += kTurns, number++) {
+      score<1>(shared, place, number, mine.stage, set, lines);
+      mine.template advance<kTurns>();
+    }
+    ring.advance(tiles);
+  }
+
   static __device__ __forceinline__ void score_piece(Storage& shared,
                                                      StageRing& ring,
-                                                     uint32_t& tiles,
-                                                     uint32_t turn,
-                                                     uint32_t sums,
+                                                     uint32_t& done,
+                                                     Place place,
                                                      const Set& set,
                                                      const Row* rows,
                                                      int first,
                                                      uint32_t length) {
-    const uint32_t stages = (length + kTileRows - 1) / kTileRows;
-    const uint32_t skipped = (turn + kTurns - tiles % kTurns) % kTurns;
-    uint32_t number = (tiles + skipped) / kTurns;
-    int left = static_cast<int>(stages - skipped + kTurns - 1) / kTurns;
-    StageRing mine = ring;
-    mine.advance(skipped);
+    const uint32_t tiles = (length + kTileRows - 1) / kTileRows;
+    const uint32_t skipped = (place.turn + kTurns - done % kTurns) % kTurns;
     Lines lines;
     lines.token = first + static_cast<int>(skipped) * kTileRows + threadIdx.x % 128;
 #pragma unroll
     for (int row = 0; row < kRows; row++)
       lines.at[row] = rows[row].origin + static_cast<int64_t>(lines.token) * Tiling::kLogitBytes;
-    const Accumulators together = accumulators(shared, sums, turn, number);
-#pragma unroll 1
-    for (; left >= kTogether; left -= kTogether, number += kTogether)
-      score<kTogether>(shared, mine, together, set, lines);
-#pragma unroll 1
-    for (; left > 0; left--, number++)
-      score<1>(shared, mine, accumulators(shared, sums, turn, number), set, lines);
-    ring.advance(stages);
-    tiles += stages;
+    if constexpr (kTurns == 1) {
+      score_all(shared, ring, place, set, lines, static_cast<int>(tiles));
+    } else {
+      score_in_turn(shared, ring, place, set, lines, skipped, done, tiles);
+    }
+    done += tiles;
   }
 
   static __device__ __forceinline__ void load_set(const Storage& shared,
@@ -194,12 +220,13 @@ struct Math {
   static __device__ __forceinline__ void math(Storage& shared) {
     const uint32_t warp = uniform(threadIdx.x / kWarpSize), group = warp / 4;
     const uint32_t number = group % Tiling::kSets, turn = group / Tiling::kSets;
-    const uint32_t sums = uniform(shared.tensor_memory) + warp % 4 * kWarpSize * ptx::kTensorLane +
-                          number * kColumns;
+    const Place place{uniform(shared.tensor_memory) + warp % 4 * kWarpSize * ptx::kTensorLane +
+                          number * kColumns,
+                      turn};
     const uint32_t nothing = warp >> 16;
     BlockRing blocks;
     StageRing stages;
-    uint32_t tiles = 0;
+    uint32_t done = 0;  // tiles
     uint32_t weights = ptx::shared_address(&shared.weights[0][number * kColumns]);
     const uint32_t both = weights + ptx::shared_address(&shared.weights[1][number * kColumns]);
     while (true) {
@@ -210,8 +237,7 @@ struct Math {
       if (uniform(shared.piece[stage].groups) == 0) break;
       Set set;
       load_set(shared, stage, number, weights, nothing, set);
-      score_piece(shared, stages, tiles, turn, sums, set, &shared.rows[stage][number * kRows], first,
-                  length);
+      score_piece(shared, stages, done, place, set, &shared.rows[stage][number * kRows], first, length);
       ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_empty[stage]));
       blocks.advance();
       weights = both - weights;

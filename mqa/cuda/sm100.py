@@ -85,7 +85,20 @@ class Tiles:
         return 4 if self.groups == self.sets else 1
 
     @property
+    def paired(self) -> bool:
+        return self.heads <= 32
+
+    def q_map(self, rows: int, strides: tuple[int, int]) -> TensorMap:
+        """Queries [rows, heads]; of paired rows, heads are outermost in a box."""
+        row, head = (rows, strides[1], self.q_box_rows), (self.heads, strides[0], self.heads)
+        (a, a_stride, a_box), (b, b_stride, b_box) = (row, head) if self.paired else (head, row)
+        shape, box = (self.row_bytes, a, b), (self.row_bytes, a_box, b_box)
+        return TensorMap("q", "UINT8", 1, shape, (a_stride, b_stride), box, self.row_bytes)
+
+    @property
     def q_box_rows(self) -> int:
+        if self.paired:
+            return 2
         return self.block // 2 if self.block % 2 == 0 else self.block
 
     @property
@@ -172,10 +185,7 @@ def dense_plan(facts: DenseFacts) -> Plan:
     most = most_columns(facts.heads, facts.elements)
     t = tiles(facts.heads, facts.dim, most, facts.elements)
     row = t.row_bytes
-    q = TensorMap(
-        "q", "UINT8", 1, (row, t.heads, facts.rows), facts.q_strides,
-        (row, t.heads, t.q_box_rows), swizzle=row,
-    )  # fmt: skip
+    q = t.q_map(facts.rows, facts.q_strides)
     stride = facts.k_stride if facts.tokens else row
     k = TensorMap("kv", "UINT8", 1, (row, max(facts.tokens, 1)), (stride,), (row, TILE_ROWS), row)
     return _plan("dense", t, facts.logits, facts.parts, (q, k), _dense_arguments(facts, t))
@@ -189,9 +199,7 @@ def paged_plan(facts: PagedFacts) -> Plan:
     columns = next((size for size in wanted if group_rows * facts.heads <= size), most)
     t = tiles(facts.heads, facts.dim, columns, facts.elements)
     row, rows = t.row_bytes, facts.requests * facts.next_n
-    q = TensorMap(
-        "q", "UINT8", 1, (row, t.heads, rows), facts.q_strides, (row, t.heads, t.q_box_rows), row
-    )
+    q = t.q_map(rows, facts.q_strides)
     k = TensorMap(
         "cache", "UINT8", 1, (row, facts.page_rows, max(facts.pages, 1)), (row, facts.page_stride),
         (row, min(facts.page_rows, TILE_ROWS), 1), row,

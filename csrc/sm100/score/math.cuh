@@ -23,6 +23,7 @@ struct Math {
   static constexpr int kLoaded = kHeads > 64 ? 16 : 32;  // columns at a time: weights leave room
   static constexpr int kMine = Tiling::kSlots / kTurns;    // accumulators of a warpgroup
   static constexpr auto kAligned = Tiling::kAligned;
+  static constexpr auto kPaired = Tiling::kPaired;
   static_assert(kTurns > 1 || kAligned % (2 * kMine) == 0, "and the same phases");
 
   // A value that all lanes have, in a form that the compiler knows to be uniform.
@@ -34,19 +35,20 @@ struct Math {
   // What a warp knows of its set of columns.
   struct Set {
     uint64_t weights[kPairs];
-    int start[kRows];  // of each row's window
-    uint32_t length[kRows];
+    uint32_t start[kRows];  // of each row's window
+    uint32_t end[kRows];    // 0 where it has no tokens
+    uint32_t latest;        // start
   };
 
   // Where the logits of this thread's token of a tile lie, and of those that follow it.
   struct Lines {
     uint64_t at[kRows];
-    int token;
+    uint32_t token;
 
-    __device__ __forceinline__ void advance(int tokens) {
+    __device__ __forceinline__ void advance(uint32_t tokens) {
 #pragma unroll
       for (int i = 0; i < kRows; i++)
-        at[i] += static_cast<uint32_t>(tokens * Tiling::kLogitBytes);
+        at[i] += tokens * Tiling::kLogitBytes;
       token += tokens;
     }
   };
@@ -69,27 +71,36 @@ struct Math {
     ptx::tcgen05_fence_after_thread_sync();
   }
 
-  // Sums of the heads of each row, pair by pair: even heads in the low halves.
-  static __device__ __forceinline__ void weigh(const Set& set, uint32_t from, float (&totals)[kRows]) {
-    uint64_t sums[kRows];
+  // Adds what columns [first, first + kLoaded) have to the sums of their rows: even heads and odd ones.
+  static __device__ __forceinline__ void weigh(const Set& set,
+                                               const uint32_t (&dots)[kLoaded],
+                                               int first,
+                                               uint64_t (&sums)[kRows]) {
 #pragma unroll
-    for (int row = 0; row < kRows; row++)
-      sums[row] = 0;
-#pragma unroll
-    for (int first = 0; first < kColumns; first += kLoaded) {
-      uint32_t dots[kLoaded];
-      ptx::tcgen05_ld_32x32b(dots, from + first);
-      ptx::tcgen05_wait_ld(dots);
-#pragma unroll
-      for (int i = 0; i < kLoaded; i += 2) {
-        const int pair = (first + i) / 2, row = (first + i) / kHeads;
-        sums[row] = ptx::fma_f32x2(relu(dots[i], dots[i + 1], pair), set.weights[pair], sums[row]);
-      }
+    for (int i = 0; i < kLoaded; i += 2) {
+      const int column = first + i, pair = column / 2;
+      const int sum = kPaired ? column / (2 * kHeads) * 2 + pair % 2 : column / kHeads;
+      sums[sum] = ptx::fma_f32x2(relu(dots[i], dots[i + 1], pair), set.weights[pair], sums[sum]);
     }
-#pragma unroll
-    for (int row = 0; row < kRows; row++) {
-      const float2 halves = ptx::halves_of(sums[row]);
-      totals[row] = halves.x + halves.y;
+  }
+
+  // Both sums of each row added, times the key's scale. + 0.0 so that no scale turns a zero into -0.
+  // Whether halves of a pair are two heads or two rows: a row's even heads were summed in ascending
+  // order, its odd ones too, and now both.
+  static __device__ __forceinline__ void finish(const uint64_t (&sums)[kRows],
+                                                int row,
+                                                float k_scale,
+                                                float (&logits)[kPaired ? 2 : 1]) {
+    float2 halves = ptx::halves_of(sums[row]);
+    if constexpr (kPaired) {
+      const uint32_t bits = __float_as_uint(k_scale);
+      uint64_t total = ptx::add_f32x2(sums[row], sums[row + 1]);
+      if (!Tiling::kScaled) total = ptx::fma_f32x2(total, ptx::pair_of(bits, bits), 0);
+      halves = ptx::halves_of(total);
+      logits[0] = halves.x, logits[1] = halves.y;
+    } else {
+      const float total = halves.x + halves.y;
+      logits[0] = Tiling::kScaled ? total : fmaf(total, k_scale, 0.0f);
     }
   }
 
@@ -113,49 +124,88 @@ struct Math {
 #pragma unroll
     for (int i = 0; i < kTiles; i++) {
       wait_sums(shared, place, number + i);
-      float totals[kRows];
-      weigh(set, place.sums + slot_of(place, number + i) * Tiling::kBlockColumns, totals);
+      const uint32_t from = place.sums + slot_of(place, number + i) * Tiling::kBlockColumns;
       const float k_scale = Tiling::kScaled ? 1.0f : shared.k_scale[stage + i][lane];
-      ptx::tcgen05_fence_before_thread_sync();
-      ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[stage + i]));
+      uint64_t sums[kRows] = {};
 #pragma unroll
-      for (int row = 0; row < kRows; row++) {
-        const int token = lines.token + i * kTileRows;
-        // + 0.0 so that no scale turns a zero into -0.
-        if (static_cast<uint32_t>(token - set.start[row]) < set.length[row])
-          ptx::st_global(
-              lines.at[row] + i * kTileRows * Tiling::kLogitBytes,
-              round_to<Logit>(Tiling::kScaled ? totals[row] : fmaf(totals[row], k_scale, 0.0f)));
+      for (int first = 0; first < kColumns; first += kLoaded) {
+        uint32_t dots[kLoaded];
+        ptx::tcgen05_ld_32x32b(dots, from + first);
+        ptx::tcgen05_wait_ld(dots);
+        if (first + kLoaded == kColumns) {
+          ptx::tcgen05_fence_before_thread_sync();
+          ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[stage + i]));
+        }
+        weigh(set, dots, first, sums);
+        store<(kTiles > 1)>(set, lines, i * kTileRows, first, sums, k_scale);
       }
     }
     lines.advance(kTiles * kTurns * kTileRows);
   }
 
-  // This warpgroup's tiles of a piece where they are all. They come in multiples of kAligned, so that
-  // each of so many always has the same accumulator and phase, and stages that follow each other.
+  // Stores logits of the rows whose last columns are among [first, first + kLoaded), where the window
+  // has the token. It may be known that none comes before a row's start.
+  template <bool kStarted>
+  static __device__ __forceinline__ void store(const Set& set,
+                                               const Lines& lines,
+                                               uint32_t further,  // than the lines' token
+                                               int first,
+                                               const uint64_t (&sums)[kRows],
+                                               float k_scale) {
+    constexpr int kAtOnce = kPaired ? 2 : 1;
+    const uint32_t token = lines.token + further;
+#pragma unroll
+    for (int row = 0; row < kRows; row += kAtOnce) {
+      const int end = (row + kAtOnce) * kHeads;
+      if (end <= first || end > first + kLoaded) continue;
+      float logits[kAtOnce];
+      finish(sums, row, k_scale, logits);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++)
+        if (token < set.end[row + i] && (kStarted || token >= set.start[row + i]))
+          ptx::st_global(lines.at[row + i] + further * Tiling::kLogitBytes,
+                         round_to<Logit>(logits[i]));
+    }
+  }
+
+  // This warpgroup's tiles of a piece, from token `first` on, where they are all. They come in multiples
+  // of kAligned, so that each of so many always has the same accumulator and phase, and stages that
+  // follow each other.
   static __device__ __forceinline__ void score_all(Storage& shared,
                                                    StageRing& ring,
                                                    Place place,
                                                    const Set& set,
                                                    Lines& lines,
+                                                   uint32_t first,
                                                    int tiles) {
+    while (true) {
 #pragma unroll 1
-    for (; tiles >= kAligned; tiles -= kAligned) {
-      score<kAligned>(shared, place, 0, ring.stage, set, lines);
+      for (; tiles >= kAligned && first >= set.latest; tiles -= kAligned) {
+        score<kAligned>(shared, place, 0, ring.stage, set, lines);
+        ring.template advance<kAligned>();
+        first += kAligned * kTileRows;
+      }
+      if (tiles <= 0) break;
+      score_some(shared, ring.stage, place, set, lines, tiles);
       ring.template advance<kAligned>();
+      first += kAligned * kTileRows;
+      tiles -= kAligned;
     }
-    if (tiles <= 0) return;
+  }
+
+  // Up to kAligned of them, one after the other, then empty stages.
+  static __device__ __forceinline__ void score_some(
+      Storage& shared, int stage, Place place, const Set& set, Lines& lines, int tiles) {
 #pragma unroll 1
     for (int i = 0; i < kAligned; i++) {
       if (i < tiles) {
-        score<1>(shared, place, i, ring.stage + i, set, lines);
+        score<1>(shared, place, i, stage + i, set, lines);
       } else {
         wait_sums(shared, place, i);
         ptx::tcgen05_fence_before_thread_sync();
-        ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[ring.stage + i]));
+        ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[stage + i]));
       }
     }
-    ring.template advance<kAligned>();
   }
 
   // The same where warpgroups take tiles in turn. `done` counts tiles of all of them and all pieces.
@@ -184,17 +234,17 @@ struct Math {
                                                      Place place,
                                                      const Set& set,
                                                      const Row* rows,
-                                                     int first,
+                                                     uint32_t first,
                                                      uint32_t length) {
     const uint32_t tiles = (length + kTileRows - 1) / kTileRows;
     const uint32_t skipped = (place.turn + kTurns - done % kTurns) % kTurns;
     Lines lines;
-    lines.token = first + static_cast<int>(skipped) * kTileRows + threadIdx.x % 128;
+    lines.token = first + skipped * kTileRows + threadIdx.x % 128;
 #pragma unroll
     for (int row = 0; row < kRows; row++)
       lines.at[row] = rows[row].origin + static_cast<int64_t>(lines.token) * Tiling::kLogitBytes;
     if constexpr (kTurns == 1) {
-      score_all(shared, ring, place, set, lines, static_cast<int>(tiles));
+      score_all(shared, ring, place, set, lines, first, static_cast<int>(tiles));
     } else {
       score_in_turn(shared, ring, place, set, lines, skipped, done, tiles);
     }
@@ -213,7 +263,10 @@ struct Math {
 #pragma unroll
     for (int i = 0; i < kRows; i++) {
       const Row& row = shared.rows[stage][number * kRows + i];
-      set.start[i] = uniform(row.start), set.length[i] = uniform(row.length);
+      const uint32_t start = uniform(row.start), length = uniform(row.length);
+      set.start[i] = start, set.end[i] = length > 0 ? start + length : 0;
+      set.latest = i == 0 ? 0 : set.latest;
+      if (length > 0) set.latest = max(set.latest, start);
     }
   }
 
@@ -232,7 +285,7 @@ struct Math {
     while (true) {
       const int stage = blocks.stage();
       ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[stage]), blocks.parity());
-      const int first = uniform(shared.piece[stage].first);
+      const uint32_t first = uniform(shared.piece[stage].first);
       const uint32_t length = uniform(shared.piece[stage].length);
       if (uniform(shared.piece[stage].groups) == 0) break;
       Set set;

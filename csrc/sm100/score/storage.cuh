@@ -100,7 +100,11 @@ struct Tiling {
   static constexpr int kRows = kColumns / kHeads;  // of one set
   static constexpr int kBlock = kSets * kRows;
   static constexpr int kStageRows = kTileRows, kBoxRows = kTileRows;
-  static constexpr int kQBoxRows = kBlock % 2 == 0 ? kBlock / 2 : kBlock;
+  // Rows of few heads come in pairs: columns are (pair of rows, head, row of the pair), and the halves of
+  // a pair of float32 two rows, so that nothing has to be added across it. A box of queries, two rows
+  // with the head outermost, has that order. Other columns are (row, head).
+  static constexpr bool kPaired = heads <= 32;
+  static constexpr int kQBoxRows = kPaired ? 2 : kBlock % 2 == 0 ? kBlock / 2 : kBlock;
   static constexpr int kRowBytes = kDim * Format::kBits / 8;  // of a key
   static constexpr int kQBytes = kBlockColumns * kRowBytes;
   static constexpr int kKBytes = kStageRows * kRowBytes;
@@ -131,6 +135,14 @@ struct Tiling {
                                 kScaled ? kScaleBytes : 16>;
   using StageRing = Ring<kStages>;
 
+  // What a block's column is.
+  static __device__ __forceinline__ int row_of(int column) {
+    return kPaired ? column / (2 * kHeads) * 2 + column % 2 : column / kHeads;
+  }
+  static __device__ __forceinline__ int head_of(int column) {
+    return kPaired ? column % (2 * kHeads) / 2 : column % kHeads;
+  }
+
   static __device__ __forceinline__ int scale_word_of(int row) {
     return row / 128 * (kScaleBytes / 4) + row % 32 * 4 + row % 128 / 32;
   }
@@ -141,9 +153,12 @@ struct Tiling {
     return (length + kUnit - 1) / kUnit * kUnit;
   }
 
-  // Whether relu(x) of a pair of columns is x + |x|, with half the weight, rather than max(x, 0): of
-  // two units that can do it each has its share.
-  static __host__ __device__ constexpr bool doubled(int pair) { return pair % 2 == 1; }
+  // Whether relu(x) of a pair of columns is x + |x|, with half the weight, rather than max(x, 0). The
+  // first takes one instruction of the FMA pipe, the second two of the ALU pipe: each gets the
+  // share that leaves neither behind, and few heads, which have the most other instructions, the shorter.
+  static __host__ __device__ constexpr bool doubled(int pair) {
+    return kHeads == 8 ? true : kHeads == 16 ? pair % 3 != 0 : pair % 2 != 0;
+  }
 };
 
 }  // namespace mqa::sm100

@@ -81,8 +81,12 @@ def paged_plan(facts: PagedFacts) -> Plan:
 
 
 def _q_map(facts: DenseFacts | PagedFacts, t: Tiles, rows: int) -> TensorMap:
-    shape, box = (t.row_bytes, t.heads, rows), (t.row_bytes, t.heads, t.q_box_rows)
-    return TensorMap("q", "UINT8", 1, shape, facts.q_strides, box, t.row_bytes)
+    """Queries [rows, heads]; of paired rows, heads are outermost in a box."""
+    head, row = facts.q_strides
+    heads, some = (t.heads, head, t.heads), (rows, row, t.q_box_rows)
+    (a, a_stride, a_box), (b, b_stride, b_box) = (some, heads) if t.paired else (heads, some)
+    shape, box = (t.row_bytes, a, b), (t.row_bytes, a_box, b_box)
+    return TensorMap("q", "UINT8", 1, shape, (a_stride, b_stride), box, t.row_bytes)
 
 
 def _plan(

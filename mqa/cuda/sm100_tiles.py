@@ -31,6 +31,8 @@ ROLES = (*roles("multiply", "scales"), Role("idle", range(MATH_WARPS + 6, THREAD
 """Of the warps that score: `csrc/sm100/score/kernel.cuh` shares them out."""
 _FEWEST_COLUMNS = 64
 _MOST_STAGES = 16
+_SCALE_ROOM = 64
+"""Columns of tensor memory that block scales take at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,25 @@ class Tiles:
 
     @property
     def groups(self) -> int:
-        """Math warpgroups that work."""
-        return 3 if self.sets == 3 or (self.scaled and self.heads == 128) else 4
+        """Math warpgroups that work: one for each set, or those that take tiles in turn."""
+        if self.sets > 1:
+            return self.sets
+        return 2 if self.heads > 64 else 3
+
+    @property
+    def turns(self) -> int:
+        """Warpgroups that share a set."""
+        return self.groups // self.sets
+
+    @property
+    def aligned(self) -> int:
+        """What the stages of a piece come in multiples of."""
+        return 4 if self.turns == 1 else 1
+
+    @property
+    def paired(self) -> bool:
+        """Whether columns are (pair of rows, head, row of the pair), not (row, head)."""
+        return self.heads <= 32
 
     @property
     def block(self) -> int:
@@ -73,7 +92,9 @@ class Tiles:
 
     @property
     def q_box_rows(self) -> int:
-        """Rows of q that come at once: half a block may be enough."""
+        """Rows of q that come at once: some of a block may be enough."""
+        if self.paired:
+            return 2
         return self.block // 2 if self.block % 2 == 0 else self.block
 
     @property
@@ -91,13 +112,9 @@ class Tiles:
 
     @property
     def slots(self) -> int:
-        """Accumulators."""
-        most = TENSOR_COLUMNS // self.columns
-        if not self.scaled:
-            return most
-        if self.columns == _FEWEST_COLUMNS:
-            return 4
-        return self.groups // self.sets if most > 3 else most
+        """Accumulators: two for each warpgroup that takes tiles in turn, if there is room."""
+        most = (TENSOR_COLUMNS - (_SCALE_ROOM if self.scaled else 0)) // self.columns
+        return min(most // self.turns, 2) * self.turns
 
     @property
     def q_scale_tiles(self) -> int:
@@ -174,7 +191,8 @@ def most_columns(heads: int, elements: str) -> int:
 def tiles(heads: int, dim: int, columns: int, elements: str = "Fp8") -> Tiles:
     """With as many stages as shared memory holds."""
     every = (Tiles(heads, dim, n, columns, elements) for n in range(_MOST_STAGES, 0, -1))
-    return next(t for t in every if t.shared_bytes <= MAX_SHARED_BYTES)
+    fits = (t for t in every if t.shared_bytes <= MAX_SHARED_BYTES)
+    return next(t for t in fits if t.stages % t.aligned == 0)
 
 
 @functools.cache

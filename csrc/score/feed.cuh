@@ -286,7 +286,7 @@ struct Feed {
       for (int i = 0; i < kBatch; i++) {
         const int column = first + i * kWarpSize;
         float weight = static_cast<float>(loaded[i]);
-        if (Tiling::kHalvesWeights && Tiling::doubled(column / 2)) weight *= 0.5f;
+        if (Tiling::kHalvesWeights && Tiling::doubled(column % Tiling::kColumns / 2)) weight *= 0.5f;
         shared.weights[ring.stage()][column] = row_exists(args, row, column) ? weight : 0.0f;
       }
     }

@@ -165,7 +165,7 @@ struct Tiling {
   // Whether relu(x) of a pair of columns is x + |x|, with half the weight, rather than max(x, 0). The
   // first takes one instruction of the FMA pipe, the second two of the ALU pipe: each gets the
   // share that leaves neither behind, and few heads, which have the most other instructions, the shorter.
-  static __host__ __device__ constexpr bool doubled(int pair) {
+  static __host__ __device__ constexpr bool doubled(int pair) {  // of a set
     return kHeads == 8 ? true : kHeads == 16 ? pair % 3 != 0 : pair % 2 != 0;
   }
 };

@@ -1,7 +1,7 @@
 """Clocks that each unit of an SM needs for one tile of the Blackwell kernels, by published rates.
 
-Static: from the tiles of `mqa.cuda.sm100_tiles` and, for the math units, from instructions counted in
-compiled kernels (docs/pipes/sm100.json). Nothing here was measured on such a GPU. A kernel whose
+Static: from the tiles of `mqa.cuda.sm100_tiles` and, for the math units, from instructions counted
+in compiled kernels (docs/pipes/sm100.json). Nothing here was measured on such a GPU. A kernel whose
 parts overlap perfectly is as fast as its busiest unit; no kernel is faster.
 
     python tools/pipeline_model.py        # the tables of docs/performance.md
@@ -40,8 +40,8 @@ _KEYS = 128
 _SCALE_BYTES = 4
 _DOT_BYTES = 4
 _BLOCK_SCALE_TRIPS = 3
-"""Times that a tile's block scales pass through shared memory after they came: read and written by the
-warp that orders them, read by the copy to tensor memory."""
+"""Times that a tile's block scales pass through shared memory after they came: read and written by
+the warp that orders them, read by the copy to tensor memory."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def dense_table(counts: Mapping[tuple[str, int, int], Counted], dim: int = 128) 
 
 
 def columns_table(heads: int = 64, dim: int = 128) -> TextTable:
-    """What the number of columns that share a key tile does to the units that do not depend on math."""
+    """What the number of columns that share a key tile does to units that math does not use."""
     rows = []
     for kind in ELEMENTS:
         for columns in (64, 128, 192, 256):
@@ -209,4 +209,4 @@ def markdown_tables(path: Path = COUNTS) -> str:
 
 
 if __name__ == "__main__":
-    print(markdown_tables())
+    sys.stdout.write(markdown_tables())

@@ -8,9 +8,10 @@
 // stages of 128 keys stream past. One product of a stage, keys by columns, fills an accumulator in
 // tensor memory: a lane a key. There are two accumulators or more.
 //
-//   math      3 or 4 warpgroups   each sums a set of 64 columns, or of a row where that has more, for
+//   math      2 to 4 warpgroups   each sums a set of 64 columns, or of a row where that has more, for
 //                                 128 keys, a thread a key: relu, weighted head sum, k scale, stores.
-//                                 Where a block has fewer sets, warpgroups take tiles in turn
+//                                 Where there is but one set, warpgroups take tiles in turn. Those
+//                                 that are not needed leave at once
 //   load      1 warp              q and k by TMA, k scales by bulk copies or cp.async
 //   rows      1 warp              windows and result addresses of a block's rows
 //   weights   1 warp              weights of a block's rows, and its block scales

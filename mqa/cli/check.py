@@ -177,7 +177,8 @@ def _largest(members: Sequence[Outcome], *, exact: bool) -> str:
     shares = [outcome.worst for outcome in wide if outcome.worst is not None]
     if exact or not shares:
         failed = any(outcome.status == FAILED for outcome in members)
-        return "-" if failed or not exact else "0 bits"
+        ran = any(outcome.passed for outcome in members)
+        return "0 bits" if exact and ran and not failed else "-"
     return f"{max(shares):.2g} of bound"
 
 

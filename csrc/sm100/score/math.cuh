@@ -98,7 +98,7 @@ struct Math {
                                                      uint32_t length) {
     const int lane = threadIdx.x % 128;
     const uint32_t stages = (length + kTileRows - 1) / kTileRows;
-    const uint32_t skipped = (turn - tiles) % kTurns;
+    const uint32_t skipped = (turn + kTurns - tiles % kTurns) % kTurns;  // kTurns may be 3
     StageRing mine = ring;
     mine.advance(skipped);
 #pragma unroll 1

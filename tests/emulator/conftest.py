@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # for ptx_kernels
+HERE = Path(__file__).resolve().parent
+# For ptx_kernels, and for paged_cases and schedule_contents.
+sys.path[:0] = [str(HERE), str(HERE.parent / "cuda")]
 
 
 @pytest.fixture

@@ -70,8 +70,14 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(uint32_t barrier, uint3
 
 // Returns once the phase of that parity is over: parity 1 returns at once on a fresh barrier.
 __device__ __forceinline__ void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
-  while (!mbarrier_try_wait_parity(barrier, parity)) {
-  }
+  asm volatile("{\n"
+               ".reg .pred p;\n"
+               "WAIT:\n"
+               "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+               "@!p bra WAIT;\n"
+               "}"
+               ::"r"(barrier), "r"(parity)
+               : "memory");
 }
 
 // One arrival when all earlier cp.async of this thread have landed. The barrier's count includes

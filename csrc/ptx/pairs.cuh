@@ -20,6 +20,17 @@ __device__ __forceinline__ float2 halves_of(uint64_t pair) {
   return halves;
 }
 
+// A pair from shared memory at a uniform address. `nothing` is 0, uniform, and nothing the compiler
+// knows of: integer arithmetic on uniform values is done in uniform registers, and there they stay.
+__device__ __forceinline__ uint64_t ld_shared_uniform_pair(uint32_t address, uint32_t nothing) {
+  uint32_t first, second;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+               : "=r"(first), "=r"(second)
+               : "r"(address)
+               : "memory");
+  return pair_of(first ^ nothing, second ^ nothing);
+}
+
 __device__ __forceinline__ uint64_t fma_f32x2(uint64_t a, uint64_t b, uint64_t c) {
   uint64_t result;
   asm("fma.rn.f32x2 %0, %1, %2, %3;" : "=l"(result) : "l"(a), "l"(b), "l"(c));
@@ -32,7 +43,8 @@ __device__ __forceinline__ uint64_t add_f32x2(uint64_t a, uint64_t b) {
 }
 // |a| of both: a modifier of the instruction that takes it.
 __device__ __forceinline__ uint64_t abs_f32x2(uint64_t a) {
-  return a & 0x7fffffff7fffffffull;
+  const float2 halves = halves_of(a);
+  return pair_of(__float_as_uint(fabsf(halves.x)), __float_as_uint(fabsf(halves.y)));
 }
 
 }  // namespace mqa::ptx

@@ -137,12 +137,19 @@ __device__ __forceinline__ void tcgen05_mma_mxf4(uint32_t d,
 #define MQA_VALUES_8(constraint, i)                                                                \
   constraint(v[i]), constraint(v[i + 1]), constraint(v[i + 2]), constraint(v[i + 3]),              \
       constraint(v[i + 4]), constraint(v[i + 5]), constraint(v[i + 6]), constraint(v[i + 7])
+#define MQA_VALUES_16(constraint) MQA_VALUES_8(constraint, 0), MQA_VALUES_8(constraint, 8)
 #define MQA_VALUES_32(constraint)                                                                  \
   MQA_VALUES_8(constraint, 0), MQA_VALUES_8(constraint, 8), MQA_VALUES_8(constraint, 16),          \
       MQA_VALUES_8(constraint, 24)
 
-// 32 columns of this thread's lane, there after the wait.
-__device__ __forceinline__ void tcgen05_ld_32x32b_x32(uint32_t (&v)[32], uint32_t memory) {
+// 16 or 32 columns of this thread's lane, there after the wait.
+__device__ __forceinline__ void tcgen05_ld_32x32b(uint32_t (&v)[16], uint32_t memory) {
+  asm volatile("tcgen05.ld.sync.aligned.32x32b.x16.b32 "
+               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, [%16];"
+               : MQA_VALUES_16("=r")
+               : "r"(memory));
+}
+__device__ __forceinline__ void tcgen05_ld_32x32b(uint32_t (&v)[32], uint32_t memory) {
   asm volatile("tcgen05.ld.sync.aligned.32x32b.x32.b32 "
                "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
@@ -152,11 +159,15 @@ __device__ __forceinline__ void tcgen05_ld_32x32b_x32(uint32_t (&v)[32], uint32_
 }
 
 // Waits for all loads of this warp. The values pass through: nothing is made of them before.
+__device__ __forceinline__ void tcgen05_wait_ld(uint32_t (&v)[16]) {
+  asm volatile("tcgen05.wait::ld.sync.aligned;" : MQA_VALUES_16("+r")::"memory");
+}
 __device__ __forceinline__ void tcgen05_wait_ld(uint32_t (&v)[32]) {
   asm volatile("tcgen05.wait::ld.sync.aligned;" : MQA_VALUES_32("+r")::"memory");
 }
 
 #undef MQA_VALUES_8
+#undef MQA_VALUES_16
 #undef MQA_VALUES_32
 
 }  // namespace mqa::ptx

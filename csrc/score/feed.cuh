@@ -143,7 +143,7 @@ struct Feed {
                               ring.parity() ^ 1);
   }
 
-  // Of a block of few rows, half the columns may be enough.
+  // Of a block of few rows, some of the columns may be enough.
   static __device__ __forceinline__ void load_q(const ptx::TensorMap& q_map,
                                                 const Task& task,
                                                 BlockRing ring,
@@ -151,12 +151,13 @@ struct Feed {
     if (threadIdx.x % kWarpSize != 0) return;
     constexpr int kBox = Tiling::kQBoxRows, kBoxes = kBlock / kBox, kBytes = kQBytes / kBoxes;
     const uint32_t q_full = ptx::shared_address(&shared.q_full[ring.stage()]);
-    const int boxes = task.rows <= kBox ? 1 : kBoxes;
+    const int boxes = min(ceil_div(task.rows, kBox), kBoxes);
     ptx::mbarrier_arrive_expect_tx(q_full, boxes * kBytes);
 #pragma unroll 1
     for (int i = 0; i < boxes; i++)
       ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.q[ring.stage()]) + i * kBytes,
-                                        &q_map, 0, 0, task.row + i * kBox, q_full);
+                                        &q_map, 0, Tiling::kPaired ? task.row + i * kBox : 0,
+                                        Tiling::kPaired ? 0 : task.row + i * kBox, q_full);
   }
 
   static __device__ __forceinline__ void describe_rows(const Arguments& args,
@@ -226,12 +227,12 @@ struct Feed {
   static __device__ __forceinline__ int64_t weight_at(const Arguments& args,
                                                       int first,
                                                       int column) {
-    const int row = min(first + column / kHeads, args.rows - 1);
-    return row * args.weights_row_stride + column % kHeads * args.weights_head_stride;
+    const int row = min(first + Tiling::row_of(column), args.rows - 1);
+    return row * args.weights_row_stride + Tiling::head_of(column) * args.weights_head_stride;
   }
 
   static __device__ __forceinline__ bool row_exists(const Arguments& args, int first, int column) {
-    return first + column / kHeads < args.rows;
+    return first + Tiling::row_of(column) < args.rows;
   }
 
   // Block scales of the block's queries, in the order that tensor memory takes; weights' arrivals
@@ -245,9 +246,9 @@ struct Feed {
     for (int column = threadIdx.x % kWarpSize; column < sizeof(shared.q_scales[0]) / 4;
          column += kWarpSize) {
       const bool exists = column < kBlockColumns && row_exists(args, first, column);
-      const int row = first + (exists ? column / kHeads : 0);
+      const int row = first + (exists ? Tiling::row_of(column) : 0);
       const uint32_t word = args.q_scale[row * args.q_scale_row_stride +
-                                         column % kHeads * args.q_scale_head_stride];
+                                         Tiling::head_of(column) * args.q_scale_head_stride];
       target[Tiling::scale_word_of(column)] = exists ? word : 0x7f7f7f7f;
     }
     ptx::fence_proxy_async_shared();
@@ -285,7 +286,7 @@ struct Feed {
       for (int i = 0; i < kBatch; i++) {
         const int column = first + i * kWarpSize;
         float weight = static_cast<float>(loaded[i]);
-        if (Tiling::kHalvesWeights && Tiling::doubled(column / 2)) weight *= 0.5f;
+        if (Tiling::kHalvesWeights && Tiling::doubled(column % Tiling::kColumns / 2)) weight *= 0.5f;
         shared.weights[ring.stage()][column] = row_exists(args, row, column) ? weight : 0.0f;
       }
     }

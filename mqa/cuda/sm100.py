@@ -81,8 +81,14 @@ def paged_plan(facts: PagedFacts) -> Plan:
 
 
 def _q_map(facts: DenseFacts | PagedFacts, t: Tiles, rows: int) -> TensorMap:
-    shape, box = (t.row_bytes, t.heads, rows), (t.row_bytes, t.heads, t.q_box_rows)
-    return TensorMap("q", "UINT8", 1, shape, facts.q_strides, box, t.row_bytes)
+    """Queries [rows, heads]; rows of few heads come in pairs, in whose boxes heads are outermost."""
+    head, row = facts.q_strides
+    inner, outer = (t.heads, head, t.heads), (rows, row, t.q_box_rows)
+    if t.paired:
+        inner, outer = outer, inner
+    (a, a_stride, a_box), (b, b_stride, b_box) = inner, outer
+    shape, box = (t.row_bytes, a, b), (t.row_bytes, a_box, b_box)
+    return TensorMap("q", "UINT8", 1, shape, (a_stride, b_stride), box, t.row_bytes)
 
 
 def _plan(

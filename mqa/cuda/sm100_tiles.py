@@ -30,6 +30,9 @@ memory."""
 ROLES = (*roles("multiply", "scales"), Role("idle", range(MATH_WARPS + 6, THREADS // WARP)))
 """Of the warps that score: `csrc/sm100/score/kernel.cuh` shares them out."""
 _FEWEST_COLUMNS = 64
+_PAIRED_HEADS = 32
+_SCALES_AT_MOST = 64
+"""Columns of tensor memory that are left for block scales."""
 _MOST_STAGES = 16
 
 
@@ -64,7 +67,24 @@ class Tiles:
     @property
     def groups(self) -> int:
         """Math warpgroups that work."""
-        return 3 if self.sets == 3 or (self.scaled and self.heads == 128) else 4
+        if self.sets > 1:
+            return self.sets
+        return 2 if self.heads > _FEWEST_COLUMNS else 3
+
+    @property
+    def turns(self) -> int:
+        """Warpgroups that take the tiles of a set in turn."""
+        return self.groups // self.sets
+
+    @property
+    def aligned(self) -> int:
+        """Stages of a piece come in multiples of this, of which the hot loop does so many."""
+        return 4 if self.turns == 1 else 1
+
+    @property
+    def paired(self) -> bool:
+        """Whether rows come in pairs, so that columns next to each other are two rows of a head."""
+        return self.heads <= _PAIRED_HEADS
 
     @property
     def block(self) -> int:
@@ -74,6 +94,8 @@ class Tiles:
     @property
     def q_box_rows(self) -> int:
         """Rows of q that come at once: half a block may be enough."""
+        if self.paired:
+            return 2
         return self.block // 2 if self.block % 2 == 0 else self.block
 
     @property
@@ -92,12 +114,8 @@ class Tiles:
     @property
     def slots(self) -> int:
         """Accumulators."""
-        most = TENSOR_COLUMNS // self.columns
-        if not self.scaled:
-            return most
-        if self.columns == _FEWEST_COLUMNS:
-            return 4
-        return self.groups // self.sets if most > 3 else most
+        room = TENSOR_COLUMNS - (_SCALES_AT_MOST if self.scaled else 0)
+        return min(room // self.columns // self.turns, 2) * self.turns
 
     @property
     def q_scale_tiles(self) -> int:
@@ -174,7 +192,8 @@ def most_columns(heads: int, elements: str) -> int:
 def tiles(heads: int, dim: int, columns: int, elements: str = "Fp8") -> Tiles:
     """With as many stages as shared memory holds."""
     every = (Tiles(heads, dim, n, columns, elements) for n in range(_MOST_STAGES, 0, -1))
-    return next(t for t in every if t.shared_bytes <= MAX_SHARED_BYTES)
+    whole = (t for t in every if t.stages % t.aligned == 0)
+    return next(t for t in whole if t.shared_bytes <= MAX_SHARED_BYTES)
 
 
 @functools.cache

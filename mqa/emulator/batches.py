@@ -257,7 +257,10 @@ class _Compiler:
         block = self.gathered[key] = self._new_block()
 
         def gather(values: Registers, blocks: Blocks) -> Array:
-            rows: Array = np.concatenate([values[place] for place in places])
+            given = [values[place] for place in places]
+            rows: Array = np.concatenate(given)
+            if any(row.dtype != rows.dtype for row in given):
+                raise TypeError("integers of different widths do not wrap around at the same place")
             blocks[block] = rows = rows.reshape(-1, LANES)
             return rows
 

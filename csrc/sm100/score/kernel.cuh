@@ -84,7 +84,7 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
 
   // setmaxnreg hands out what the launch got, 80 registers a thread.
   constexpr int kIdleGroups = kMathGroups - Tiling::kGroups, kIdleRegisters = 24;
-  constexpr int kOtherRegisters = 32;
+  constexpr int kOtherRegisters = 40;
   constexpr int kMathRegisters = (80 * kThreads - kOtherRegisters * kOtherThreads -
                                   kIdleRegisters * kIdleGroups * 128) /
                                  (Tiling::kGroups * 128) / 8 * 8;

@@ -20,7 +20,11 @@ struct Math {
   static constexpr auto kRows = Tiling::kRows;
   static constexpr auto kTurns = Tiling::kTurns;
   static constexpr int kPairs = kColumns / 2;
-  static constexpr int kLoaded = 32;  // columns at a time
+  static constexpr int kLoaded = kHeads > 64 ? 16 : 32;  // columns at a time: weights leave room
+  static constexpr int kMine = Tiling::kSlots / kTurns;    // accumulators of a warpgroup
+  static constexpr auto kAligned = Tiling::kAligned;
+  static constexpr auto kPaired = Tiling::kPaired;
+  static_assert(kTurns > 1 || kAligned % (2 * kMine) == 0, "and the same phases");
 
   // A value that all lanes have, in a form that the compiler knows to be uniform.
   template <typename T>
@@ -31,31 +35,72 @@ struct Math {
   // What a warp knows of its set of columns.
   struct Set {
     uint64_t weights[kPairs];
-    const Row* rows;
-    uint32_t sums;  // where the first accumulator has its columns, of this warp's lanes
+    uint32_t start[kRows];  // of each row's window
+    uint32_t end[kRows];    // 0 where it has no tokens
+    uint32_t latest;        // start
   };
 
-  // Sums of the heads of each row, pair by pair: even heads in the low halves.
-  static __device__ __forceinline__ void weigh(const Set& set, uint32_t from, float (&totals)[kRows]) {
-    uint64_t sums[kRows];
+  // Where the logits of this thread's token of a tile lie, and of those that follow it.
+  struct Lines {
+    uint64_t at[kRows];
+    uint32_t token;
+
+    __device__ __forceinline__ void advance(uint32_t tokens) {
 #pragma unroll
-    for (int row = 0; row < kRows; row++)
-      sums[row] = 0;
-#pragma unroll
-    for (int first = 0; first < kColumns; first += kLoaded) {
-      uint32_t dots[kLoaded];
-      ptx::tcgen05_ld_32x32b_x32(dots, from + first);
-      ptx::tcgen05_wait_ld(dots);
-#pragma unroll
-      for (int i = 0; i < kLoaded; i += 2) {
-        const int pair = (first + i) / 2, row = (first + i) / kHeads;
-        sums[row] = ptx::fma_f32x2(relu(dots[i], dots[i + 1], pair), set.weights[pair], sums[row]);
-      }
+      for (int i = 0; i < kRows; i++)
+        at[i] += tokens * Tiling::kLogitBytes;
+      token += tokens;
     }
+  };
+
+  // What a warp's tiles have in common.
+  struct Place {
+    uint32_t sums;  // this warp's lanes of its set's columns in the first accumulator
+    uint32_t turn;
+  };
+
+  // The accumulator of this warpgroup's tile `number`, and the parity of its barrier's phase.
+  static __device__ __forceinline__ uint32_t slot_of(Place place, uint32_t number) {
+    return number % kMine * kTurns + (kTurns > 1 ? place.turn : 0);
+  }
+  static __device__ __forceinline__ void wait_sums(const Storage& shared,
+                                                   Place place,
+                                                   uint32_t number) {
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[slot_of(place, number)]),
+                              number / kMine & 1);
+    ptx::tcgen05_fence_after_thread_sync();
+  }
+
+  // Adds what columns [first, first + kLoaded) have to the sums of their rows: even heads and odd ones.
+  static __device__ __forceinline__ void weigh(const Set& set,
+                                               const uint32_t (&dots)[kLoaded],
+                                               int first,
+                                               uint64_t (&sums)[kRows]) {
 #pragma unroll
-    for (int row = 0; row < kRows; row++) {
-      const float2 halves = ptx::halves_of(sums[row]);
-      totals[row] = halves.x + halves.y;
+    for (int i = 0; i < kLoaded; i += 2) {
+      const int column = first + i, pair = column / 2;
+      const int sum = kPaired ? column / (2 * kHeads) * 2 + pair % 2 : column / kHeads;
+      sums[sum] = ptx::fma_f32x2(relu(dots[i], dots[i + 1], pair), set.weights[pair], sums[sum]);
+    }
+  }
+
+  // Both sums of each row added, times the key's scale. + 0.0 so that no scale turns a zero into -0.
+  // Whether halves of a pair are two heads or two rows: a row's even heads were summed in ascending
+  // order, its odd ones too, and now both.
+  static __device__ __forceinline__ void finish(const uint64_t (&sums)[kRows],
+                                                int row,
+                                                float k_scale,
+                                                float (&logits)[kPaired ? 2 : 1]) {
+    float2 halves = ptx::halves_of(sums[row]);
+    if constexpr (kPaired) {
+      const uint32_t bits = __float_as_uint(k_scale);
+      uint64_t total = ptx::add_f32x2(sums[row], sums[row + 1]);
+      if (!Tiling::kScaled) total = ptx::fma_f32x2(total, ptx::pair_of(bits, bits), 0);
+      halves = ptx::halves_of(total);
+      logits[0] = halves.x, logits[1] = halves.y;
+    } else {
+      const float total = halves.x + halves.y;
+      logits[0] = Tiling::kScaled ? total : fmaf(total, k_scale, 0.0f);
     }
   }
 
@@ -70,83 +115,185 @@ struct Math {
     return ptx::pair_of(__float_as_uint(low), __float_as_uint(high));
   }
 
-  // One tile: the sums at `from`, of this thread's token.
-  template <typename Release>
-  static __device__ __forceinline__ void tile(
-      const Set& set, uint32_t from, const float* k_scale_at, int token, Release release) {
-    float totals[kRows];
-    weigh(set, from, totals);
-    const float k_scale = Tiling::kScaled ? 1.0f : *k_scale_at;
-    release();
+  // `kTiles` of this warpgroup's tiles from its tile `number` on, in ring stages from `stage` on.
+  template <int kTiles>
+  static __device__ __forceinline__ void score(
+      Storage& shared, Place place, uint32_t number, int stage, const Set& set, Lines& lines) {
+    static_assert(kTiles == 1 || kTurns == 1, "stages follow each other");
+    const int lane = threadIdx.x % 128;
 #pragma unroll
-    for (int i = 0; i < kRows; i++) {
-      const Row row = set.rows[i];
-      // + 0.0 so that no scale turns a zero into -0.
-      if (static_cast<uint32_t>(token - row.start) < row.length)
-        ptx::st_global(row.origin + static_cast<int64_t>(token) * Tiling::kLogitBytes,
-                       round_to<Logit>(Tiling::kScaled ? totals[i] : fmaf(totals[i], k_scale, 0.0f)));
+    for (int i = 0; i < kTiles; i++) {
+      wait_sums(shared, place, number + i);
+      const uint32_t from = place.sums + slot_of(place, number + i) * Tiling::kBlockColumns;
+      const float k_scale = Tiling::kScaled ? 1.0f : shared.k_scale[stage + i][lane];
+      uint64_t sums[kRows] = {};
+#pragma unroll
+      for (int first = 0; first < kColumns; first += kLoaded) {
+        uint32_t dots[kLoaded];
+        ptx::tcgen05_ld_32x32b(dots, from + first);
+        ptx::tcgen05_wait_ld(dots);
+        if (first + kLoaded == kColumns) {
+          ptx::tcgen05_fence_before_thread_sync();
+          ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[stage + i]));
+        }
+        weigh(set, dots, first, sums);
+        store<(kTiles > 1)>(set, lines, i * kTileRows, first, sums, k_scale);
+      }
+    }
+    lines.advance(kTiles * kTurns * kTileRows);
+  }
+
+  // Stores logits of the rows whose last columns are among [first, first + kLoaded), where the window
+  // has the token. It may be known that none comes before a row's start.
+  template <bool kStarted>
+  static __device__ __forceinline__ void store(const Set& set,
+                                               const Lines& lines,
+                                               uint32_t further,  // than the lines' token
+                                               int first,
+                                               const uint64_t (&sums)[kRows],
+                                               float k_scale) {
+    constexpr int kAtOnce = kPaired ? 2 : 1;
+    const uint32_t token = lines.token + further;
+#pragma unroll
+    for (int row = 0; row < kRows; row += kAtOnce) {
+      const int end = (row + kAtOnce) * kHeads;
+      if (end <= first || end > first + kLoaded) continue;
+      float logits[kAtOnce];
+      finish(sums, row, k_scale, logits);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++)
+        if (token < set.end[row + i] && (kStarted || token >= set.start[row + i]))
+          ptx::st_global(lines.at[row + i] + further * Tiling::kLogitBytes,
+                         round_to<Logit>(logits[i]));
     }
   }
 
-  // This warpgroup's tiles of a piece. `tiles` counts those of all warpgroups and pieces.
-  static __device__ __forceinline__ void score_tiles(Storage& shared,
-                                                     StageRing& ring,
-                                                     uint32_t& tiles,
-                                                     uint32_t turn,
-                                                     const Set& set,
-                                                     int first,
-                                                     uint32_t length) {
-    const int lane = threadIdx.x % 128;
-    const uint32_t stages = (length + kTileRows - 1) / kTileRows;
-    const uint32_t skipped = (turn - tiles) % kTurns;
+  // This warpgroup's tiles of a piece, from token `first` on, where they are all. They come in multiples
+  // of kAligned, so that each of so many always has the same accumulator and phase, and stages that
+  // follow each other.
+  static __device__ __forceinline__ void score_all(Storage& shared,
+                                                   StageRing& ring,
+                                                   Place place,
+                                                   const Set& set,
+                                                   Lines& lines,
+                                                   uint32_t first,
+                                                   int tiles) {
+    while (true) {
+#pragma unroll 1
+      for (; tiles >= kAligned && first >= set.latest; tiles -= kAligned) {
+        score<kAligned>(shared, place, 0, ring.stage, set, lines);
+        ring.template advance<kAligned>();
+        first += kAligned * kTileRows;
+      }
+      if (tiles <= 0) break;
+      score_some(shared, ring.stage, place, set, lines, tiles);
+      ring.template advance<kAligned>();
+      first += kAligned * kTileRows;
+      tiles -= kAligned;
+    }
+  }
+
+  // Up to kAligned of them, one after the other, then empty stages.
+  static __device__ __forceinline__ void score_some(
+      Storage& shared, int stage, Place place, const Set& set, Lines& lines, int tiles) {
+#pragma unroll 1
+    for (int i = 0; i < kAligned; i++) {
+      if (i < tiles) {
+        score<1>(shared, place, i, stage + i, set, lines);
+      } else {
+        wait_sums(shared, place, i);
+        ptx::tcgen05_fence_before_thread_sync();
+        ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[stage + i]));
+      }
+    }
+  }
+
+  // The same where warpgroups take tiles in turn. `done` counts tiles of all of them and all pieces.
+  static __device__ __forceinline__ void score_in_turn(Storage& shared,
+                                                       StageRing& ring,
+                                                       Place place,
+                                                       const Set& set,
+                                                       Lines& lines,
+                                                       uint32_t skipped,
+                                                       uint32_t done,
+                                                       uint32_t tiles) {
+    uint32_t number = (done + skipped) / kTurns;
     StageRing mine = ring;
     mine.advance(skipped);
 #pragma unroll 1
-    for (uint32_t i = skipped; i < stages; i += kTurns) {
-      const uint32_t number = tiles + i, slot = number % Tiling::kSlots;
-      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[slot]),
-                                number / Tiling::kSlots & 1);
-      ptx::tcgen05_fence_after_thread_sync();
-      tile(set, set.sums + slot * Tiling::kBlockColumns, &shared.k_scale[mine.stage][lane],
-           first + static_cast<int>(i) * kTileRows + lane, [&] {
-             ptx::tcgen05_fence_before_thread_sync();
-             ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[mine.stage]));
-           });
+    for (uint32_t i = skipped; i < tiles; i += kTurns, number++) {
+      score<1>(shared, place, number, mine.stage, set, lines);
       mine.template advance<kTurns>();
     }
-    ring.advance(stages);
-    tiles += stages;
+    ring.advance(tiles);
   }
 
-  static __device__ __forceinline__ void load_set(
-      const Storage& shared, int stage, uint32_t number, Set& set) {
-    set.rows = &shared.rows[stage][number * kRows];
-    const uint64_t* weights =
-        reinterpret_cast<const uint64_t*>(&shared.weights[stage][number * kColumns]);
+  static __device__ __forceinline__ void score_piece(Storage& shared,
+                                                     StageRing& ring,
+                                                     uint32_t& done,
+                                                     Place place,
+                                                     const Set& set,
+                                                     const Row* rows,
+                                                     uint32_t first,
+                                                     uint32_t length) {
+    const uint32_t tiles = (length + kTileRows - 1) / kTileRows;
+    const uint32_t skipped = (place.turn + kTurns - done % kTurns) % kTurns;
+    Lines lines;
+    lines.token = first + skipped * kTileRows + threadIdx.x % 128;
+#pragma unroll
+    for (int row = 0; row < kRows; row++)
+      lines.at[row] = rows[row].origin + static_cast<int64_t>(lines.token) * Tiling::kLogitBytes;
+    if constexpr (kTurns == 1) {
+      score_all(shared, ring, place, set, lines, first, static_cast<int>(tiles));
+    } else {
+      score_in_turn(shared, ring, place, set, lines, skipped, done, tiles);
+    }
+    done += tiles;
+  }
+
+  static __device__ __forceinline__ void load_set(const Storage& shared,
+                                                  int stage,
+                                                  uint32_t number,
+                                                  uint32_t weights,
+                                                  uint32_t nothing,
+                                                  Set& set) {
 #pragma unroll
     for (int i = 0; i < kPairs; i++)
-      set.weights[i] = weights[i];
+      set.weights[i] = ptx::ld_shared_uniform_pair(weights + i * 8, nothing);
+#pragma unroll
+    for (int i = 0; i < kRows; i++) {
+      const Row& row = shared.rows[stage][number * kRows + i];
+      const uint32_t start = uniform(row.start), length = uniform(row.length);
+      set.start[i] = start, set.end[i] = length > 0 ? start + length : 0;
+      set.latest = i == 0 ? 0 : set.latest;
+      if (length > 0) set.latest = max(set.latest, start);
+    }
   }
 
   static __device__ __forceinline__ void math(Storage& shared) {
     const uint32_t warp = uniform(threadIdx.x / kWarpSize), group = warp / 4;
     const uint32_t number = group % Tiling::kSets, turn = group / Tiling::kSets;
+    const Place place{uniform(shared.tensor_memory) + warp % 4 * kWarpSize * ptx::kTensorLane +
+                          number * kColumns,
+                      turn};
+    const uint32_t nothing = warp >> 16;
     BlockRing blocks;
     StageRing stages;
-    uint32_t tiles = 0;
-    Set set;
-    set.sums = uniform(shared.tensor_memory) + warp % 4 * kWarpSize * ptx::kTensorLane +
-               number * kColumns;
+    uint32_t done = 0;  // tiles
+    uint32_t weights = ptx::shared_address(&shared.weights[0][number * kColumns]);
+    const uint32_t both = weights + ptx::shared_address(&shared.weights[1][number * kColumns]);
     while (true) {
       const int stage = blocks.stage();
       ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[stage]), blocks.parity());
-      const int first = uniform(shared.piece[stage].first);
+      const uint32_t first = uniform(shared.piece[stage].first);
       const uint32_t length = uniform(shared.piece[stage].length);
       if (uniform(shared.piece[stage].groups) == 0) break;
-      load_set(shared, stage, number, set);
-      score_tiles(shared, stages, tiles, turn, set, first, length);
+      Set set;
+      load_set(shared, stage, number, weights, nothing, set);
+      score_piece(shared, stages, done, place, set, &shared.rows[stage][number * kRows], first, length);
       ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_empty[stage]));
       blocks.advance();
+      weights = both - weights;
     }
   }
 };

@@ -29,7 +29,7 @@ struct Multiply {
           memory + Tiling::kQScaleColumns + block * Tiling::kQScaleTiles * kScaleColumns;
       if constexpr (Tiling::kScaled) copy_q_scales(shared, block, q_scales);
 #pragma unroll 1
-      for (uint32_t done = 0; done < piece.length; done += kTileRows, stages.advance(), tiles++) {
+      for (uint32_t done = 0; done < Tiling::padded(piece.length); done += kTileRows, stages.advance(), tiles++) {
         ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_full[stages.stage]), stages.parity);
         if constexpr (Tiling::kScaled)
           ptx::mbarrier_wait_parity(ptx::shared_address(&shared.scales_full[stages.stage]),
@@ -41,7 +41,9 @@ struct Multiply {
           behind.advance();
         }
         ptx::tcgen05_fence_after_thread_sync();
-        multiply_tile(shared, block, stages.stage, memory, tiles % Tiling::kSlots, q_scales);
+        // Empty stages are told of alone.
+        if (done < piece.length)
+          multiply_tile(shared, block, stages.stage, memory, tiles % Tiling::kSlots, q_scales);
         ptx::tcgen05_commit(ptx::shared_address(&shared.sums_full[tiles % Tiling::kSlots]));
         ptx::tcgen05_commit(ptx::shared_address(&shared.k_empty[stages.stage]));
       }

@@ -24,11 +24,12 @@ struct Scales {
       const uint32_t length = shared.piece[block].length;
       if (shared.piece[block].groups == 0) break;
 #pragma unroll 1
-      for (uint32_t done = 0; done < length; done += kTileRows, stages.advance()) {
+      for (uint32_t done = 0; done < Tiling::padded(length); done += kTileRows, stages.advance()) {
         ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_full[stages.stage]), stages.parity);
         const float* words = shared.k_scale[stages.stage];
-        reinterpret_cast<float4*>(shared.k_scales[stages.stage])[lane] =
-            make_float4(words[lane], words[32 + lane], words[64 + lane], words[96 + lane]);
+        if (done < length)
+          reinterpret_cast<float4*>(shared.k_scales[stages.stage])[lane] =
+              make_float4(words[lane], words[32 + lane], words[64 + lane], words[96 + lane]);
         ptx::fence_proxy_async_shared();
         ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.scales_full[stages.stage]));
       }

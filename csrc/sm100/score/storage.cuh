@@ -71,8 +71,8 @@ struct SharedStorage {
 // All sizes that follow from a kernel's template arguments.
 //
 // A block is block_columns / heads rows. Its columns (row, head) are sets of 64, or of a row where
-// that has more; a warpgroup sums one set. Where there are fewer sets than warpgroups, these take
-// tiles in turn. Three warpgroups work where tensor memory has room for no more, with scales.
+// that has more; a warpgroup sums one set. A single set is that of several warpgroups, which take
+// tiles in turn.
 template <typename FormatType, int heads, int dim, typename LogitType, int stages, int block_columns>
 struct Tiling {
   static constexpr int kHeads = heads, kDim = dim, kStages = stages;
@@ -84,16 +84,15 @@ struct Tiling {
   static constexpr int kColumns = heads > 64 ? heads : 64;  // of one set
   static constexpr int kSets = kBlockColumns / kColumns;
   static constexpr bool kScaled = Format::kBlockScaled;
-  static constexpr int kGroups = kSets == 3 || (kScaled && heads == 128) ? 3 : kMathGroups;
+  static constexpr int kGroups = kSets > 1 ? kSets : kHeads > 64 ? 2 : 3;
   static constexpr int kTurns = kGroups / kSets;
   static constexpr int kReaderWarps = kSets * 4;  // of a tile
   static constexpr int kActiveWarps = kGroups * 4;
   // Accumulators in tensor memory, then scales: those of keys, one set for each accumulator, and
   // those of queries, one set for each of two blocks.
   static constexpr int kQScaleTiles = (kBlockColumns + 127) / 128;
-  static constexpr int kSlots = !kScaled ? kTensorColumns / kBlockColumns
-                                : kBlockColumns == 64 ? 4 : kTensorColumns / kBlockColumns > 3
-                                ? kTurns : kTensorColumns / kBlockColumns;
+  static constexpr int kMostSlots = (kTensorColumns - (kScaled ? 64 : 0)) / kBlockColumns;
+  static constexpr int kSlots = kMostSlots < 2 * kTurns ? kMostSlots / kTurns * kTurns : 2 * kTurns;
   static constexpr int kKScaleColumns = kSlots * kBlockColumns;
   static constexpr int kQScaleColumns = kKScaleColumns + kSlots * kScaleColumns;
   static_assert(!kScaled || kQScaleColumns + 2 * kQScaleTiles * kScaleColumns <= kTensorColumns,
@@ -101,13 +100,17 @@ struct Tiling {
   static constexpr int kRows = kColumns / kHeads;  // of one set
   static constexpr int kBlock = kSets * kRows;
   static constexpr int kStageRows = kTileRows, kBoxRows = kTileRows;
-  static constexpr int kQBoxRows = kBlock % 2 == 0 ? kBlock / 2 : kBlock;
+  // Rows of few heads come in pairs: columns are (pair of rows, head, row of the pair), and the halves of
+  // a pair of float32 two rows, so that nothing has to be added across it. A box of queries, two rows
+  // with the head outermost, has that order. Other columns are (row, head).
+  static constexpr bool kPaired = heads <= 32;
+  static constexpr int kQBoxRows = kPaired ? 2 : kBlock % 2 == 0 ? kBlock / 2 : kBlock;
   static constexpr int kRowBytes = kDim * Format::kBits / 8;  // of a key
   static constexpr int kQBytes = kBlockColumns * kRowBytes;
   static constexpr int kKBytes = kStageRows * kRowBytes;
   static constexpr int kLogitBytes = sizeof(Logit);
 
-  static constexpr int kAligned = 1;  // stages of a piece come in multiples of this
+  static constexpr int kAligned = kTurns > 1 ? 1 : 4;  // stages of a piece come in multiples of this
   static constexpr bool kHalvesWeights = true;
   static constexpr bool kMathBringsQ = false;
   static constexpr bool kSharesOut = false;
@@ -127,6 +130,7 @@ struct Tiling {
 
   static_assert(kGroups % kSets == 0, "sets are shared out evenly");
   static_assert(kColumns % kHeads == 0, "a set is whole rows");
+  static_assert(kStages % kAligned == 0, "trips of the hot loop fit into the ring");
   static_assert(kSlots % kTurns == 0, "an accumulator is always the same warpgroups'");
 
   using Storage = SharedStorage<kQBytes,
@@ -140,18 +144,30 @@ struct Tiling {
                                 kScaled ? kScaleBytes : 16>;
   using StageRing = Ring<kStages>;
 
+  // What a block's column is.
+  static __device__ __forceinline__ int row_of(int column) {
+    return kPaired ? column / (2 * kHeads) * 2 + column % 2 : column / kHeads;
+  }
+  static __device__ __forceinline__ int head_of(int column) {
+    return kPaired ? column % (2 * kHeads) / 2 : column % kHeads;
+  }
+
   static __device__ __forceinline__ int scale_word_of(int row) {
     return row / 128 * (kScaleBytes / 4) + row % 32 * 4 + row % 128 / 32;
   }
 
-  // Tokens of a piece's stages.
+  // Tokens of a piece's stages, the empty ones included.
   static __device__ __forceinline__ uint32_t padded(uint32_t length) {
-    return (length + kStageRows - 1) / kStageRows * kStageRows;
+    constexpr uint32_t kUnit = kAligned * kStageRows;
+    return (length + kUnit - 1) / kUnit * kUnit;
   }
 
-  // Whether relu(x) of a pair of columns is x + |x|, with half the weight, rather than max(x, 0): of
-  // two units that can do it each has its share.
-  static __host__ __device__ constexpr bool doubled(int pair) { return pair % 2 == 1; }
+  // Whether relu(x) of a pair of columns is x + |x|, with half the weight, rather than max(x, 0). The
+  // first takes one instruction of the FMA pipe, the second two of the ALU pipe: each gets the
+  // share that leaves neither behind, and few heads, which have the most other instructions, the shorter.
+  static __host__ __device__ constexpr bool doubled(int pair) {  // of a set
+    return kHeads == 8 ? true : kHeads == 16 ? pair % 3 != 0 : pair % 2 != 0;
+  }
 };
 
 }  // namespace mqa::sm100

@@ -71,6 +71,9 @@ struct Tiling {
   static constexpr bool kScaled = false;  // scales of queries are math's matter
   static constexpr bool kHalvesWeights = false;
   static __host__ __device__ constexpr bool doubled(int) { return false; }
+  static constexpr bool kPaired = false;  // nor are rows paired: columns are (row, head)
+  static __device__ __forceinline__ int row_of(int column) { return column / kHeads; }
+  static __device__ __forceinline__ int head_of(int column) { return column % kHeads; }
   static constexpr bool kMathBringsQ = Format::kConverted;
   // Whether warpgroups share the columns of a block of few rows: where each has its own else.
   static constexpr bool kSharesOut = kTurns == 1;

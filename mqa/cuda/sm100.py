@@ -81,7 +81,7 @@ def paged_plan(facts: PagedFacts) -> Plan:
 
 
 def _q_map(facts: DenseFacts | PagedFacts, t: Tiles, rows: int) -> TensorMap:
-    """Queries [rows, heads]; rows of few heads come in pairs, in whose boxes heads are outermost."""
+    """Queries [rows, heads]; where rows come in pairs, heads are outermost in a box."""
     head, row = facts.q_strides
     inner, outer = (t.heads, head, t.heads), (rows, row, t.q_box_rows)
     if t.paired:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,8 @@ from torch import Tensor
 from mqa.cuda import compiler
 from mqa.cuda.compiler import Binary
 from mqa.cuda.plan import Kernel, Plan
-from mqa.emulator import EmulationError, Kind, Report, backend, engines, executor
-from mqa.emulator.backend import ARCH
+from mqa.emulator import EmulationError, Kind, Report, engines, executor
+from mqa.emulator import backend as emulated
 from mqa.problem import DenseProblem, parse
 from mqa.reference import schedule
 from mqa.testing import Case, assert_logits, make_case
@@ -48,7 +49,7 @@ class Mutant:
     case: str = "dense"
 
 
-def compile_mutant(mutant: Mutant, kernel: Kernel, folder: Path) -> Binary:
+def compile_mutant(mutant: Mutant, kernel: Kernel, folder: Path, arch: str) -> Binary:
     """The kernel with the edit, which has to fit exactly once."""
     sources = folder / "csrc"
     shutil.copytree(compiler.sources(), sources)
@@ -57,14 +58,14 @@ def compile_mutant(mutant: Mutant, kernel: Kernel, folder: Path) -> Binary:
     if text.count(mutant.before) != 1:
         raise ValueError(f"{mutant.name}: {text.count(mutant.before)} places, expected 1")
     path.write_text(text.replace(mutant.before, mutant.after))
-    return compile_from(sources, kernel)
+    return compile_from(sources, kernel, arch)
 
 
-def compile_from(sources: Path, kernel: Kernel) -> Binary:
+def compile_from(sources: Path, kernel: Kernel, arch: str) -> Binary:
     original = compiler.sources
     try:
         compiler.sources = lambda: sources  # type: ignore[assignment]
-        return compiler.compile_kernel(kernel, ARCH)
+        return compiler.compile_kernel(kernel, arch)
     finally:
         compiler.sources = original
 
@@ -76,26 +77,36 @@ def source_lines(report: Report, folder: Path) -> list[str]:
     """
     places = [place for place in (report.source, *report.callers) if place]
     if report.kind is Kind.DEADLOCK:
-        paths = {path.name: path for path in folder.rglob("*.cuh")}
-        named = re.findall(r"(\w+\.cuh):(\d+)", report.message)
-        places += [f"{paths[name]}:{line}" for name, line in dict.fromkeys(named) if name in paths]
+        # Names alone: files of both architectures may have them.
+        named = dict.fromkeys(re.findall(r"(\w+\.cuh):(\d+)", report.message))
+        places += [f"{path}:{line}" for name, line in named for path in folder.rglob(name)]
     split = (place.rpartition(":") for place in places)
-    return [Path(path).read_text().splitlines()[int(line) - 1] for path, _, line in split]
+    return ["".join(_lines_of(path)[int(line) - 1 : int(line)]) for path, _, line in split]
+
+
+@functools.lru_cache(maxsize=64)
+def _lines_of(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
 
 
 class Launch:
-    """What the backend would launch for a case in two CTAs, by the schedule of its windows."""
+    """What a backend would launch for a case in two CTAs, by the schedule of its windows."""
 
-    def __init__(self, line: str, patch: pytest.MonkeyPatch, *, empty_row: int = -1) -> None:
+    def __init__(
+        self,
+        line: str,
+        patch: pytest.MonkeyPatch,
+        *,
+        backend: str = "sm90-emulated",
+        empty_row: int = -1,
+    ) -> None:
         case = make_case(parse(line))
         self.case: Case = case if empty_row < 0 else _without_tokens(case, empty_row)
-        found: list[tuple[Plan, dict[str, Any]]] = []
+        found: list[tuple[Plan, dict[str, Any], str]] = []
         with patch.context() as inside:
-            inside.setattr(
-                backend, "execute", lambda plan, tensors, arch: found.append((plan, tensors))
-            )
-            self.case.run(backend="sm90-emulated", schedule_meta=self._schedule())
-        ((self.plan, self.tensors),) = found
+            inside.setattr(emulated, "execute", lambda *launched: found.append(launched))
+            self.case.run(backend=backend, schedule_meta=self._schedule())
+        ((self.plan, self.tensors, self.arch),) = found
 
     def _schedule(self) -> Tensor:
         problem, t = self.case.problem, self.case.tensors
@@ -103,10 +114,14 @@ class Launch:
             return schedule.dense_metadata(t["start"], t["end"], problem.N, problem.H, PARTS)
         return schedule.paged_metadata(t["lens"], PARTS, t.get("indices"))
 
-    def report(
-        self, binary: Binary, how: str, seed: int = 0, checks: bool | None = None
-    ) -> Report | None:
-        """What is found in a run under that schedule."""
+    def compiled(self, mutant: Mutant | None = None, folder: Path = Path()) -> Binary:
+        """Its kernel, or the mutant of it, whose sources come to lie in `folder`."""
+        if mutant is None:
+            return compile_from(compiler.sources(), self.plan.kernel, self.arch)
+        return compile_mutant(mutant, self.plan.kernel, folder, self.arch)
+
+    def report(self, binary: Binary, how: str, seed: int = 0, **options: Any) -> Report | None:
+        """What is found in a run under that schedule, with `options` of `run_plan`."""
         self.tensors["out"].fill_(torch.nan)
         try:
             executor.run_plan(
@@ -116,7 +131,7 @@ class Launch:
                 self.tensors,
                 schedule=how,
                 seed=seed,
-                checks=checks,
+                **options,
             )
         except EmulationError as error:
             return error.report
@@ -155,3 +170,75 @@ def copies_by_cta(patch: pytest.MonkeyPatch) -> Iterator[dict[int, list[str]]]:
     with patch.context() as inside:
         inside.setattr(engines, "copy_in", spy)
         yield found
+
+
+def assert_holds_what_mistakes_need(
+    launch: Launch,
+    patch: pytest.MonkeyPatch,
+    *,
+    stages: int,
+    tile_rows: int,
+    boxes: int,
+    block_of: Callable[[int], int],
+) -> None:
+    """Two CTAs, each with three blocks of rows or more and key tiles for two turns of the ring and
+    one more; a row without tokens; a last tile that is not whole.
+
+    A tile's keys are `boxes` copies; `block_of` is the block of the row where a box of q begins.
+    """
+    binary = launch.compiled()
+    with copies_by_cta(patch) as copies:
+        assert launch.report(binary, "eager") is None
+    assert launch.right()
+    assert len(copies) == launch.plan.grid == PARTS
+    for names in copies.values():
+        first = {int(name.rstrip("]").rpartition(" ")[2]) for name in names if " q " in name}
+        keys = sum(name.startswith(("tile of kv", "tile of cache")) for name in names)
+        assert len(set(map(block_of, first))) >= 3
+        assert keys // boxes >= 2 * stages + 1
+    lengths = launch.case.data.end - launch.case.data.start
+    assert (lengths <= 0).any()
+    assert lengths.max() % tile_rows != 0
+
+
+def assert_found(mutant: Mutant, launch: Launch, folder: Path, seeds: range) -> Report | None:
+    """It is named in a hunt with one of the seeds, whose report is returned; or logits tell."""
+    binary = launch.compiled(mutant, folder)
+    if mutant.kind is None:
+        assert launch.report(binary, "hunt") is None
+        assert not launch.right()
+        return None
+    reports = (launch.report(binary, "hunt", seed) for seed in seeds)
+    named = (
+        report
+        for report in reports
+        if report is not None
+        and report.kind is mutant.kind
+        and mutant.names in report.message
+        and any(mutant.at in line for line in source_lines(report, folder))
+    )
+    found = next(named, None)
+    assert found is not None
+    return found
+
+
+def assert_seen_or_not(mutant: Mutant, launch: Launch, folder: Path) -> None:
+    """What a test of results alone sees, where copies and products are early as they mostly are."""
+    binary = launch.compiled(mutant, folder)
+    ended = launch.report(binary, "eager", checks=False) is None
+    assert mutant.seen != (ended and launch.right())
+
+
+def assert_most_are_named(mutants: Sequence[Mutant]) -> None:
+    """13 of 15 are, and some would not be seen in results."""
+    named = [mutant for mutant in mutants if mutant.kind is not None]
+    assert len(mutants) >= 15
+    assert 15 * len(named) >= 13 * len(mutants)
+    assert all(mutant.names and mutant.at for mutant in named)
+    assert sum(not mutant.seen for mutant in mutants) >= 5
+
+
+def hunt_nothing(launch: Launch, binary: Binary, seeds: range) -> None:
+    for seed in seeds:
+        assert launch.report(binary, "hunt", seed) is None
+        assert launch.right()

@@ -6,7 +6,16 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from mutants import PARTS, Launch, Mutant, compile_from, compile_mutant, copies_by_cta, source_lines
+from mutants import (
+    Launch,
+    Mutant,
+    assert_found,
+    assert_holds_what_mistakes_need,
+    assert_most_are_named,
+    assert_seen_or_not,
+    compile_from,
+    hunt_nothing,
+)
 
 from mqa.cuda import compiler, sm90, sm90_tiles
 from mqa.cuda.compiler import Binary
@@ -29,9 +38,9 @@ EMPTY_ROW = 11
 """Of the dense ones; the paged one has such a request."""
 SEEDS = 20
 REPEATED = "stage_released_before_the_product_read_it"
-FEED, MATH = "sm90/score/dense.cuh", "sm90/score/math.cuh"
+FEED, MATH = "score/dense.cuh", "sm90/score/math.cuh"
 KERNEL, TILE = "sm90/score/kernel.cuh", "sm90/score/tile.cuh"
-QUERIES, PAGES = "sm90/score/queries.cuh", "sm90/score/paged.cuh"
+QUERIES, PAGES = "sm90/score/queries.cuh", "score/paged.cuh"
 PRODUCTS = "    ptx::wgmma_wait_group_0(dots);\n    release();\n"
 FULL_WAIT = "ptx::mbarrier_wait_parity(k_full + stage * 8, parity);"
 EMPTY_WAIT = (
@@ -98,7 +107,7 @@ MUTANTS = (
            Kind.UNWRITTEN, "piece[0]", "if (block.groups == 0) break;"),
     Mutant("empty_stage_not_waited_for", FEED, EMPTY_WAIT, "",
            Kind.RACE, "k[0]", LOAD_K),
-    Mutant("range_not_waited_for", "sm90/score/feed.cuh", RANGE_WAIT, "",
+    Mutant("range_not_waited_for", "score/feed.cuh", RANGE_WAIT, "",
            Kind.RACE, "cuts", "range[threadIdx.x % kWarpSize] = shared.cuts", seen=False),
     Mutant("threads_do_not_meet", QUERIES, FENCE + MEET, FENCE,
            Kind.PROXY_FENCE, "q + ", "ptx::wgmma_k16_bf16(dots", case="mx"),
@@ -118,29 +127,21 @@ def launch_of(case: str, patch: pytest.MonkeyPatch) -> Launch:
 
 
 def test_cases_hold_what_mistakes_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two CTAs, each with three blocks of rows or more and key tiles for two turns of the ring and
-    one more; a row without tokens; a last tile that is not whole."""
     for case in ("dense", "paged"):
         launch = launch_of(case, monkeypatch)
-        kernel = launch.plan.kernel
-        stages, rows = int(kernel.arguments[3]), int(kernel.arguments[4])
-        binary = compile_from(compiler.sources(), kernel)
-        with copies_by_cta(monkeypatch) as copies:
-            assert launch.report(binary, "eager") is None
-        assert launch.right()
-        assert len(copies) == launch.plan.grid == PARTS
+        arguments = launch.plan.kernel.arguments
+        stages, rows = int(arguments[3]), int(arguments[4])
         dense = isinstance(launch.case.problem, DenseProblem)
-        boxes = 1 if dense else rows // launch.case.tensors["cache"].shape[1]
         # Tiles of q begin at the row that stands last; two make a block of more than half its rows.
         block = 512 // 64 if dense else 1
-        for names in copies.values():
-            first = {int(name.rstrip("]").rpartition(" ")[2]) for name in names if " q " in name}
-            keys = sum(name.startswith(("tile of kv", "tile of cache")) for name in names)
-            assert len({row // block for row in first}) >= 3
-            assert keys // boxes >= 2 * stages + 1
-        lengths = launch.case.data.end - launch.case.data.start
-        assert (lengths <= 0).any()
-        assert lengths.max() % sm90_tiles.TILE_ROWS != 0
+        assert_holds_what_mistakes_need(
+            launch,
+            monkeypatch,
+            stages=stages,
+            tile_rows=sm90_tiles.TILE_ROWS,
+            boxes=1 if dense else rows // launch.case.tensors["cache"].shape[1],
+            block_of=lambda row, block=block: row // block,
+        )
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -148,23 +149,11 @@ def test_a_mistake_is_found_and_named(
     mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     launch = launch_of(mutant.case, monkeypatch)
-    binary = compile_mutant(mutant, launch.plan.kernel, tmp_path)
-    if mutant.kind is not None:
-        found = (launch.report(binary, "hunt", seed) for seed in range(SEEDS))
-        named = (
-            report
-            for report in found
-            if report is not None
-            and report.kind is mutant.kind
-            and mutant.names in report.message
-            and any(mutant.at in line for line in source_lines(report, tmp_path))
-        )
-        report = next(named)
-        if mutant.name == REPEATED:
-            assert launch.report(binary, "hunt", report.seed) == report
-    else:
-        assert launch.report(binary, "hunt") is None
-        assert not launch.right()
+    report = assert_found(mutant, launch, tmp_path, range(SEEDS))
+    if mutant.name == REPEATED:
+        binary = compile_from(tmp_path / "csrc", launch.plan.kernel, launch.arch)
+        assert report is not None
+        assert launch.report(binary, "hunt", report.seed) == report
 
 
 @pytest.mark.parametrize(
@@ -177,36 +166,26 @@ def test_a_mistake_is_found_and_named(
 def test_a_mistake_is_seen_without_checks_or_not(
     mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What a test of results alone sees, where copies and products are early as they mostly are."""
-    launch = launch_of(mutant.case, monkeypatch)
-    binary = compile_mutant(mutant, launch.plan.kernel, tmp_path)
-    ended = launch.report(binary, "eager", checks=False) is None
-    assert mutant.seen != (ended and launch.right())
+    assert_seen_or_not(mutant, launch_of(mutant.case, monkeypatch), tmp_path)
 
 
 def test_most_mistakes_are_named_and_some_would_not_be_seen() -> None:
-    named = [mutant for mutant in MUTANTS if mutant.kind is not None]
-    assert len(MUTANTS) >= 15
-    assert 15 * len(named) >= 13 * len(MUTANTS)
-    assert all(mutant.names and mutant.at for mutant in named)
-    assert sum(not mutant.seen for mutant in MUTANTS) >= 5
+    assert_most_are_named(MUTANTS)
 
 
 def same(which: str, patch: pytest.MonkeyPatch, folder: Path) -> tuple[Launch, Binary]:
     """A kernel with a change that is no mistake."""
     launch = launch_of("dense", patch)
-    kernel = launch.plan.kernel
     if which == "a_fence_more":
         after = FENCED.replace(
             "    ptx::wgmma_fence();\n", "    ptx::fence_proxy_async_shared();\n"
         )
         fenced = Mutant(which, TILE, FENCED, after + "    ptx::wgmma_fence();\n")
-        return launch, compile_mutant(fenced, kernel, folder)
+        return launch, launch.compiled(fenced, folder)
     if which == "a_stage_more":
         launch = Launch(CASES["dense"].replace("D=128", "D=32"), patch, empty_row=EMPTY_ROW)
         launch.plan = with_a_stage_more(launch.plan)
-        kernel = launch.plan.kernel
-    binary = compile_from(compiler.sources(), kernel)
+    binary = launch.compiled()
     if which == "labels_renamed":
         assert "$L__" in binary.ptx
         binary = dataclasses.replace(binary, ptx=binary.ptx.replace("$L__", "$other_"))
@@ -224,13 +203,6 @@ def with_a_stage_more(plan: Plan) -> Plan:
     )
 
 
-def hunt_nothing(which: str, seeds: range, patch: pytest.MonkeyPatch, folder: Path) -> None:
-    launch, binary = same(which, patch, folder)
-    for seed in seeds:
-        assert launch.report(binary, "hunt", seed) is None
-        assert launch.right()
-
-
 @pytest.mark.parametrize(
     "which",
     [pytest.param(x, marks=() if x in QUICK_SAME else pytest.mark.slow) for x in SAME],
@@ -238,7 +210,7 @@ def hunt_nothing(which: str, seeds: range, patch: pytest.MonkeyPatch, folder: Pa
 def test_a_change_that_is_no_mistake_is_not_found(
     which: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    hunt_nothing(which, range(1), monkeypatch, tmp_path)
+    hunt_nothing(*same(which, monkeypatch, tmp_path), range(1))
 
 
 @pytest.mark.slow
@@ -247,4 +219,4 @@ def test_a_change_that_is_no_mistake_is_not_found(
 def test_a_change_that_is_no_mistake_is_not_found_in_200_hunts(
     which: str, first: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    hunt_nothing(which, range(first, first + 50), monkeypatch, tmp_path)
+    hunt_nothing(*same(which, monkeypatch, tmp_path), range(first, first + 50))

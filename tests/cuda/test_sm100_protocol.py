@@ -1,4 +1,4 @@
-"""The head comment of the Blackwell kernels and docs/kernels.md name the barriers that plans have."""
+"""Barriers of Blackwell plans, as the kernels' head comment and docs/kernels.md name them."""
 
 import itertools
 import re

@@ -257,7 +257,6 @@ MUTANTS = (
 
 QUICK = {
     "sums_not_waited_for",
-    "sums_waited_for_with_the_wrong_parity",
     "scales_not_waited_for",
     "scales_overwritten_too_early",
     "empty_stage_not_waited_for",
@@ -268,7 +267,6 @@ QUICK = {
     "init_fence_dropped",
     "proxy_fence_of_scales_dropped",
     "proxy_fence_of_query_scales_dropped",
-    "fence_after_waits_for_products_dropped",
     "fence_after_the_wait_for_sums_dropped",
     "fence_before_the_accumulator_is_released_dropped",
     "wait_for_loads_dropped",
@@ -279,10 +277,9 @@ QUICK = {
     "last_split_missed",
     "store_past_the_row",
     "memory_freed_early",
-    "first_step_adds",
     "wrong_scale_id",
 }
-QUICK_SEEN = {"scales_not_double_buffered", "first_step_adds"}
+QUICK_SEEN = {"scales_not_double_buffered", "wrong_accumulator"}
 Edit = tuple[str, str]
 SAME: dict[str, tuple[str, Edit | None, int | None]] = {
     "the_kernel_itself": ("dense", None, None),

@@ -206,6 +206,90 @@ def _setmaxnreg(at: Instruction) -> None:
         fail(at, "expected .sync.aligned")
 
 
+def _sizes(at: Instruction, operand: Operand, size: int) -> None:
+    """Registers of an operand, and of an address the one that it is formed from, have one size."""
+    parts = operand.parts if isinstance(operand, Vector) else (operand,)
+    for part in parts:
+        _wide(at, part.base if isinstance(part, Address) else part, size)
+
+
+def _tensor_address(at: Instruction, operand: Operand) -> None:
+    """Tensor memory is addressed by registers of 32 bits."""
+    if not isinstance(operand, Address) or not isinstance(operand.base, Register):
+        fail(at, f"{operand}, expected an address of tensor memory in a register")
+    _sizes(at, operand, 4)
+
+
+def _whole_warp(at: Instruction) -> None:
+    """What a warp does together says so."""
+    for part in ("sync", "aligned"):
+        if part not in at.parts:
+            fail(at, f"expected .{part}")
+
+
+def _tensor_columns(at: Instruction) -> None:
+    _whole_warp(at)
+    if not at.operands:
+        return
+    where, count = at.operands
+    if not isinstance(where, Address):
+        _sizes(at, where, 4)
+    _sizes(at, count, 4)
+    if isinstance(count, Immediate) and count.value not in (32, 64, 128, 256, 512):
+        fail(at, f"{count} columns, expected a power of two from 32 to 512")
+
+
+def _tensor_move(at: Instruction) -> None:
+    _whole_warp(at)
+    loads = at.parts[1] == "ld"
+    _tensor_address(at, at.operands[1 if loads else 0])
+    registers = at.operands[0 if loads else -1]
+    if not isinstance(registers, Vector):
+        fail(at, f"{registers}, expected registers in braces")
+    found = [isinstance(part, Register) for part in registers.parts]
+    if not (all(found) if loads else any(found)):
+        fail(at, f"{registers}, expected registers")
+    for i, part in enumerate(registers.parts if loads else ()):
+        if part in registers.parts[:i]:
+            fail(at, f"register {part} stands there twice")
+
+
+def _tensor_copy(at: Instruction) -> None:
+    _tensor_address(at, at.operands[0])
+    _sizes(at, at.operands[1], 8)
+
+
+def _tensor_commit(at: Instruction) -> None:
+    if at.parts[-1] != "b64":
+        fail(at, "expected .b64 at the end")
+    for mask in at.operands[1:]:
+        if not isinstance(mask, Register):
+            fail(at, f"{mask}, expected a register of 16 bits")
+        _sizes(at, mask, 2)
+
+
+def _tensor_product(at: Instruction) -> None:
+    d, a, b, descriptor, *rest = at.operands
+    _tensor_address(at, d)
+    if isinstance(a, Address):
+        _tensor_address(at, a)
+    else:
+        _sizes(at, a, 8)
+    _sizes(at, b, 8)
+    _sizes(at, descriptor, 4)
+    if isinstance(descriptor, Register) and descriptor.type == "f32":
+        fail(at, f"register {descriptor.name} is declared .f32")
+    for operand in rest:
+        if isinstance(operand, Vector):
+            _sizes(at, operand, 4)
+        elif isinstance(operand, Address):
+            _tensor_address(at, operand)
+        elif isinstance(operand, Register) and operand.type != "pred":
+            fail(at, f"register {operand.name} is declared .{operand.type}, expected .pred")
+    if len([part for part in at.parts if part.startswith("collector::")]) > 1:
+        fail(at, "expected one collector usage")
+
+
 _RULES: dict[str, Callable[[Instruction], None]] = {
     **dict.fromkeys(("st.async", "red.async", "st.bulk", "bar.warp", "barrier.cluster"), _nothing),
     **dict.fromkeys(("ld", "st", "atom", "red"), _access),
@@ -222,5 +306,13 @@ _RULES: dict[str, Callable[[Instruction], None]] = {
     "setmaxnreg": _setmaxnreg,
     "shfl.sync": _shuffle,
     "match.any": _match_any,
+    **dict.fromkeys(("tcgen05.wait::ld", "tcgen05.wait::st"), _whole_warp),
+    **dict.fromkeys(
+        ("tcgen05.alloc", "tcgen05.dealloc", "tcgen05.relinquish_alloc_permit"), _tensor_columns
+    ),
+    **dict.fromkeys(("tcgen05.ld", "tcgen05.st"), _tensor_move),
+    "tcgen05.cp": _tensor_copy,
+    "tcgen05.commit": _tensor_commit,
+    "tcgen05.mma": _tensor_product,
 }
 """By the start of an opcode; the first that fits counts."""

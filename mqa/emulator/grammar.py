@@ -224,7 +224,11 @@ LATER, FAMILY = "sm_100 or later", "sm_100a, sm_100f or later"
 NEEDS: dict[str, tuple[Need, ...]] = {
     "wgmma": (Need("", "sm_90a"),),
     "setmaxnreg": (Need("", f"sm_90a, {FAMILY}"),),
-    "tcgen05": (Need("", FAMILY),),
+    "tcgen05": (
+        Need(r".*kind::i8", "sm_100a"),
+        Need(r".*(scale_vec|shift)", "sm_100a, sm_103a"),
+        Need("", FAMILY),
+    ),
     "add": (Need(r".*f32x2", LATER), Need(r".*f32\.b?f16", LATER)),
     "sub": (Need(r".*f32x2", LATER), Need(r".*f32\.b?f16", LATER)),
     "mul": (Need(r".*f32x2", LATER),),
@@ -258,7 +262,8 @@ def families(target: str) -> frozenset[str]:
     number = int(found[1]) if found else 0
     narrow = bool(found and found[2])
     if number in (100, 103):
-        return frozenset({LATER, FAMILY, f"sm_90a, {FAMILY}"} if narrow else {LATER})
+        alone = {"sm_100a, sm_103a", target} if found and found[2] == "a" else set()
+        return frozenset({LATER, FAMILY, f"sm_90a, {FAMILY}", *alone} if narrow else {LATER})
     if 50 <= number <= 90 and not (narrow and number < 90):
         return frozenset({"sm_90", *({"sm_90a", f"sm_90a, {FAMILY}"} if narrow else ())})
     return frozenset()

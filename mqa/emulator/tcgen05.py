@@ -16,7 +16,7 @@ from mqa.emulator.alu import Binder, Pending, fail
 from mqa.emulator.engines import OperationsWait
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
-from mqa.emulator.memory import ranked
+from mqa.emulator.memory import WINDOWS, ranked
 from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Instruction, Operand, Register, Vector
 from mqa.emulator.program import Effect, addresses, effect, number, values
@@ -130,8 +130,6 @@ def _room(memories: list[TensorMemory], columns: int) -> int | None:
 def _allocate(memories: list[TensorMemory], warp: Warp, columns: int) -> int | None:
     """First of the columns that a warp gets now; None while it has to wait."""
     own = tensor_memory(warp.cta)
-    if warp.index in own.granted:
-        return own.granted.pop(warp.index)
     own.asked[warp.index] = columns
     others = [memory for memory in memories if memory is not own]
     askers = [
@@ -163,14 +161,22 @@ def tcgen05_alloc(b: Binder, at: Instruction) -> Effect:
         wait = warp.needs(mask, FULL)
         if wait is not None:
             return wait
-        columns, memories = int(count(warp)[0]), [tensor_memory(x) for x in ctas_of(warp, group)]
-        own = tensor_memory(warp.cta)
-        if warp.index not in own.granted:
+        columns, own = int(count(warp)[0]), tensor_memory(warp.cta)
+        if warp.index in own.granted:  # the pair's other CTA may have ended since
+            first: int | None = own.granted.pop(warp.index)
+        else:
+            memories = [tensor_memory(x) for x in ctas_of(warp, group)]
             own.may_allocate(columns)
-        first = _allocate(memories, warp, columns)
+            first = _allocate(memories, warp, columns)
         if first is None:
             return RoomWait(memories, warp, columns)
-        memory_access.store(warp, space, where(warp)[:1], 4, [np.full(1, first, np.uint32)], FULL)
+        place = where(warp)[:1]
+        if not space and int(place[0]) >> 60 != WINDOWS["shared"] >> 60:
+            raise Finding(
+                Kind.OUT_OF_BOUNDS,
+                f"the address of columns goes to {int(place[0]):#x}, which is not in shared memory",
+            )
+        memory_access.store(warp, space, place, 4, [np.full(1, first, np.uint32)], FULL)
         return None
 
     return run
@@ -260,14 +266,15 @@ class Store(TensorOperation):
         """Of the registers."""
 
     def compute(self) -> None:
-        (memory, region, _), (lane, column) = self.regions[0], self.at
+        (memory, _, _), (lane, column) = self.regions[0], self.at
         memory.cells[lane, column] = self.data
         memory.spoiled[lane, column] = 0
         for i, taint in enumerate(self.taints):
             if taint is not None:
                 which = taint.lanes
                 memory.spoil(lane[i, which], column[i, which], taint.origin)
-        memory.changed(region)
+        for _, region, _ in self.regions:
+            memory.changed(region)
         self.finish()
 
 
@@ -286,7 +293,7 @@ def _shape(at: Instruction, unit: str) -> tuple[str, int, bool]:
         fail(at, "expected a shape and a count")
     per, most = FRAGMENTS[rest[0]]
     count = int(rest[1][1:])
-    if count & (count - 1) or not 1 <= count <= most:
+    if count & (count - 1) or not 1 <= count <= most or rest[1] != f"x{count}":
         fail(at, f"count {count}, expected a power of two up to {most}")
     return rest[0], per * count, packs
 
@@ -301,7 +308,7 @@ def _registers(operand: Operand, count: int, at: Instruction) -> tuple[Operand, 
     return parts
 
 
-Cells = Callable[["Warp"], tuple[tuple[Array, Array], Region]]
+Cells = Callable[["Warp"], tuple[tuple[Array, Array], list[Region]]]
 
 
 def _cells(
@@ -314,7 +321,10 @@ def _cells(
     *,
     packs: bool,
 ) -> Cells:
-    """Reader of an address: lane and column of each register, and the cells that these are in."""
+    """Reader of an address: lane and column of each register, and the cells that these are in.
+
+    The halves of 16x32bx2 may lie apart, and what is between is not used.
+    """
     where = addresses(b, address, at, "u32")
     per, _ = FRAGMENTS[shape]
     lane, column = fragment(shape, count // per)
@@ -322,17 +332,19 @@ def _cells(
     if shape == "16x32bx2":
         column = column + np.where(np.arange(32) < HALF, 0, offset // step)
     column = column * step
+    threads = (slice(None),) if shape != "16x32bx2" else (slice(0, HALF), slice(HALF, None))
+    spans = [(int(part.min()), int(part.max()) + step) for part in (column[:, t] for t in threads)]
     height = QUARTER if shape == "32x32b" else HALF
 
-    def read(warp: Warp) -> tuple[tuple[Array, Array], Region]:
+    def read(warp: Warp) -> tuple[tuple[Array, Array], list[Region]]:
         given = where(warp)
         if np.count_nonzero(given != given[0]):
             raise Finding(Kind.TENSOR_MEMORY, f"threads of warp {warp.index} give other addresses")
         row, first = place_of(int(given[0]) & 0xFFFFFFFF)
         _check_lanes(warp, row, height)
         halves = (1 << height // HALF) - 1 << row // HALF
-        region = Region(halves, first, first + int(column.max()) + step)
-        return (lane + row, column + first), region
+        regions = [Region(halves, first + low, first + end) for low, end in spans]
+        return (lane + row, column + first), regions
 
     return read
 
@@ -375,9 +387,9 @@ def tcgen05_ld(b: Binder, at: Instruction) -> Effect:
         wait = warp.needs(mask, FULL)
         if wait is not None:
             return wait
-        issuer, (places, region) = issuer_of(warp), cells(warp)
+        issuer, (places, regions) = issuer_of(warp), cells(warp)
         load = Load(name, issuer, places, packs=packs)
-        _begin(load, issuer, warp, region, writes=False)
+        _begin(load, issuer, warp, regions, writes=False)
         load.pending = [Pending(load, slot) for slot in slots]
         for (place, _), pending in zip(slots, load.pending, strict=True):
             warp.registers[place] = pending
@@ -390,12 +402,13 @@ def tcgen05_ld(b: Binder, at: Instruction) -> Effect:
 
 
 def _begin(
-    operation: TensorOperation, issuer: Issuer, warp: Warp, region: Region, *, writes: bool
+    operation: TensorOperation, issuer: Issuer, warp: Warp, regions: list[Region], *, writes: bool
 ) -> None:
     """A warp's load or store is looked at, and gets its time."""
     flow = issuer.stores if writes else issuer.loads
     operation.party = flow.party
-    operation.takes(tensor_memory(warp.cta), region, writes=writes)
+    for region in regions:
+        operation.takes(tensor_memory(warp.cta), region, writes=writes)
     issuer.issue(flow, operation.piece, operation)
     operation.order()
 
@@ -413,7 +426,7 @@ def tcgen05_st(b: Binder, at: Instruction) -> Effect:
         wait = warp.needs(mask, FULL)
         if wait is not None:
             return wait
-        issuer, ((lane, column), region) = issuer_of(warp), cells(warp)
+        issuer, ((lane, column), regions) = issuer_of(warp), cells(warp)
         data = np.stack([read(warp) for read in readers])
         taints: list[Taint | None] = [None] * len(parts)
         if warp.tainted:
@@ -427,7 +440,7 @@ def tcgen05_st(b: Binder, at: Instruction) -> Effect:
             taints = taints * 2
         store = Store(name, issuer, (lane, column), data)
         store.taints = taints
-        _begin(store, issuer, warp, region, writes=True)
+        _begin(store, issuer, warp, regions, writes=True)
         warp.cta.machine.issue(store)
         return None
 

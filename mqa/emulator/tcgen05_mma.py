@@ -203,14 +203,23 @@ class Product(TensorOperation):
             if row:
                 raise Finding(Kind.TENSOR_MEMORY, f"{self.name}: A begins at lane {row}")
             halves = sum({1 << place // HALF for place in self._lanes_of_a().ravel().tolist()})
-            self.takes(memory, Region(halves, first, first + _ROW_BYTES // 4), writes=False)
+            self._reads(memory, Region(halves, first, first + _ROW_BYTES // 4), region, "A")
         if self.given.scales is not None:
             for address, (_, column) in zip(self.given.scales, self._scale_places(), strict=True):
                 row, first = place_of(address & _ADDRESS)
                 if row:
                     raise Finding(Kind.TENSOR_MEMORY, f"{self.name}: scales begin at lane {row}")
                 end = first + int(column[-1]) + 1
-                self.takes(memory, Region(ALL_LANES, first, end), writes=False)
+                self._reads(memory, Region(ALL_LANES, first, end), region, "scales")
+
+    def _reads(self, memory: TensorMemory, part: Region, d: Region, what: str) -> None:
+        """Take cells of an operand, which are none of D."""
+        if part.meets(d) and memory.cta.machine.checks.any:
+            raise Finding(
+                Kind.RACE,
+                f"{memory.told(part)}: {what} of {self.name}, which writes D to {d}",
+            )
+        self.takes(memory, part, writes=False)
 
     def _scale_places(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         """Of A's and of B's."""
@@ -221,7 +230,7 @@ class Product(TensorOperation):
         self, shared: Shared, descriptor: int, rows: int, kind: str, *, across: bool
     ) -> _Operand:
         if across:
-            chunks = chunks_across(descriptor, rows, self.at.depth, self._per_chunk(kind))
+            chunks = chunks_across(descriptor, rows, self.at.depth, self._per_chunk(kind, rows))
         else:
             chunks = chunks_of(descriptor, rows, _ROW_BYTES)
         ends = np.array([chunks.min(), chunks.max() + 15])
@@ -229,12 +238,18 @@ class Product(TensorOperation):
         chunks = chunks - shared.start
         return _Operand(shared, kind, across, chunks, words_of(chunks))
 
-    def _per_chunk(self, kind: str) -> int:
+    def _per_chunk(self, kind: str, rows: int = 0) -> int:
         """Elements of 16 bytes, where the rows' dimension is the contiguous one."""
         sizes = {"f16": 8, "bf16": 8, "e4m3": 16, "e5m2": 16}
         if kind not in sizes:
             raise Finding(
                 Kind.DESCRIPTOR, f"{self.name}: operands of {kind} with their rows contiguous"
+            )
+        if rows % sizes[kind]:
+            raise Finding(
+                Kind.DESCRIPTOR,
+                f"{self.name}: {rows} rows of {kind} with their rows contiguous, expected a "
+                f"multiple of {sizes[kind]}",
             )
         return sizes[kind]
 

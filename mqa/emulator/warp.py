@@ -468,9 +468,19 @@ class Warp:
         return before is not None and before.gave_up()
 
     def needs(self, mask: int, needed: int, *, anywhere: bool = False) -> Wait | None:
-        """A wait for sisters unless all threads of `needed` that live are in `mask`."""
-        if needed & ~self.exited & ~mask == 0:
+        """A wait for sisters unless all threads of `needed` that live are in `mask`.
+
+        Raises a finding where those missing stand at the instruction and do not take part.
+        """
+        missing = needed & ~self.exited & ~mask
+        if missing == 0:
             return None
+        if missing & ~self.current.mask == 0 and not anywhere:
+            raise Finding(
+                Kind.DIVERGENCE,
+                f"threads {missing:#010x} of warp {self.index} are expected here, and do "
+                "not take part: their predicate is false",
+            )
         return Sisters(self, self.current, needed, anywhere=anywhere)
 
     def write(self, place: int, value: Any, mask: int) -> None:

@@ -11,6 +11,8 @@ from mqa.emulator.program import EFFECTS, Program
 
 SHORT = {
     "$TMMA": "tcgen05.mma",
+    "$FILL": "collector::a::fill",
+    "$CAST": "shared::cluster.multicast::cluster",
     "$TILE": "cp.async.bulk.tensor",
     "$TX": "mbarrier::complete_tx::bytes",
     "$MMA": "wgmma.mma_async.sync.aligned",
@@ -287,6 +289,49 @@ CASES = [
     (
         "$TMMA.cta_group::1.kind::mxf4.block_scale.block16 [%r1], %rd1, %rd2, %r2, [%r3], [%r4];",
         "blocks of scales ['block16'] are none of kind::mxf4",
+    ),
+    (
+        "$TMMA.cta_group::1.kind::f16 [%rd1], %rd1, %rd2, %r2, %p1;",
+        "register %rd1 is declared .b64",
+    ),
+    ("$TMMA.cta_group::1.kind::f16 [0], %rd1, %rd2, %r2, %p1;", "expected an address of tensor"),
+    ("$TMMA.cta_group::1.kind::f16 [%r1], %r9, %rd2, %r2, %p1;", "register %r9 is declared .b32"),
+    ("$TMMA.cta_group::1.kind::f16 [%r1], %rd1, %r9, %r2, %p1;", "register %r9 is declared .b32"),
+    (
+        "$TMMA.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %rd3, %p1;",
+        "register %rd3 is declared .b64",
+    ),
+    ("$TMMA.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %f3, %p1;", "register %f3 is declared .f32"),
+    ("$TMMA.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r2, %r3;", "expected .pred"),
+    (
+        "$TMMA.cta_group::1.kind::f16.$FILL.$FILL [%r1], %rd1, %rd2, %r2, %p1;",
+        "expected one collector usage",
+    ),
+    (
+        "$TMMA.cta_group::1.kind::mxf4.block_scale [%r1], %rd1, %rd2, %r2, [%rd3], [%r4], %p1;",
+        "register %rd3 is declared .b64",
+    ),
+    ("tcgen05.cp.cta_group::1.128x256b [%r1], %r2;", "register %r2 is declared .b32"),
+    ("tcgen05.cp.cta_group::1.128x256b [%rd1], %rd2;", "register %rd1 is declared .b64"),
+    ("tcgen05.ld.sync.aligned.32x32b.x1.b32 %r1, [%r2];", "expected registers in braces"),
+    ("tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, _}, [%r2];", "expected registers"),
+    ("tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r1}, [%r2];", "register %r1 stands there twice"),
+    ("tcgen05.ld.sync.aligned.32x32b.x01.b32 {%r1}, [%r2];", "count 1, expected a power"),
+    ("tcgen05.st.sync.aligned.32x32b.x2.b32 [%r2], {1, 2};", "expected registers"),
+    ("tcgen05.st.sync.aligned.32x32b.x1.b32 [%rd2], {%r1};", "register %rd2 is declared .b64"),
+    ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 48;", "48 columns, expected"),
+    ("tcgen05.alloc.cta_group::1.sync.shared::cta.b32 [%r1], 32;", "expected .aligned"),
+    ("tcgen05.dealloc.cta_group::1.aligned.b32 %r1, 32;", "expected .sync"),
+    ("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %rd1, 32;", "register %rd1 is declared .b64"),
+    ("tcgen05.relinquish_alloc_permit.cta_group::1.aligned;", "expected .sync"),
+    ("tcgen05.wait::ld;", "expected .sync"),
+    (
+        "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster [%r1];",
+        "expected .b64 at the end",
+    ),
+    (
+        "tcgen05.commit.cta_group::1.mbarrier::arrive::one.$CAST.b64 [%r1], 3;",
+        "expected a register of 16 bits",
     ),
     ("tcgen05.cp.cta_group::1.4x256b [%r1], %rd1;", "shape .4x256b is not modelled"),
     ("tcgen05.cp.cta_group::1.32x128b [%r1], %rd1;", "shape .32x128b is not modelled"),

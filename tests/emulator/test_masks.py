@@ -128,3 +128,11 @@ def test_threads_come_to_a_barrier_once_before_their_sisters() -> None:
     error = reported("@%p1 barrier.arrive 1, 64;\n@%p1 barrier.arrive 1, 64;\n")
     assert error.report.kind is Kind.BARRIER
     assert "threads 0x0000ffff come to barrier 1 again" in str(error)
+
+
+@pytest.mark.parametrize("instruction", ["bar.sync 0", "redux.sync.add.u32 %r9, %r0, -1"])
+def test_threads_whose_predicate_is_false_are_missed(instruction: str) -> None:
+    text = kernel(f"setp.lt.u32 %p1, %r0, 7;\n@%p1 {instruction};\n", 0)
+    with pytest.raises(EmulationError, match="threads 0xffffff80 of warp 0") as caught:
+        run(text.replace("k(\n\n)", "k()"), "k", 1, 32, [])
+    assert caught.value.report.kind is Kind.DIVERGENCE

@@ -711,6 +711,15 @@ NEEDED = {
         "cvt.rp.satfinite.ue8m0x2.f32 %rs1, %f1, %f2;",
         "redux.sync.max.abs.f32 %f1, %f2, -1;",
     ],
+    "sm_100a": ["tcgen05.mma.cta_group::1.kind::i8 [%r1], %rd1, %rd2, %r2, %p1;"],
+    "sm_100a, sm_103a": [
+        f"tcgen05.mma.cta_group::1.kind::{kind} [%r1], %rd1, %rd2, %r2, [%r3], [%r4], %p1;"
+        for kind in (
+            "mxf8f6f4.block_scale.scale_vec::1X",
+            "mxf4.block_scale.scale_vec::2X",
+            "mxf4nvf4.block_scale.scale_vec::4X",
+        )
+    ],
     f"sm_90a, {grammar.FAMILY}": ["setmaxnreg.dec.sync.aligned.u32 40;"],
     "sm_90a": ["wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;"],
     "sm_90": [

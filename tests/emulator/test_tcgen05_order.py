@@ -337,9 +337,58 @@ def test_moves_before_the_wait_make_aliases() -> None:
 
 @pytest.mark.parametrize("columns", [16, 48, 1024])
 def test_a_count_of_columns_that_is_none(columns: int) -> None:
-    found(
-        kernel_of("", columns=columns), Kind.TENSOR_MEMORY, f"{columns} columns, expected a power"
-    )
+    text = kernel_of("").replace("[%r3], 64;", "[%r3], %r59;")
+    text = text.replace("mov.u32 %r2, bar;", f"mov.u32 %r2, bar;\nmov.u32 %r59, {columns};")
+    found(text, Kind.TENSOR_MEMORY, f"{columns} columns, expected a power")
+
+
+def test_the_address_of_columns_goes_to_shared_memory() -> None:
+    text = kernel_of("").replace("shared::cta.b32 [%r3], 64;", "b32 [%rd0], 64;")
+    found(text, Kind.OUT_OF_BOUNDS, "which is not in shared memory")
+
+
+INSIDE = "add.u32 %r11, %r5, 8;\nadd.u32 %r12, %r5, 32;\n"
+SCALED_PRODUCT = mma(
+    "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale",
+    idesc("mxf8f6f4", "e4m3", "e4m3", more=1 << 23),
+    scales="[%r11], [%r12], ",
+)
+A_PRODUCT = mma(OPCODE, idesc("f8f6f4", "e4m3", "e4m3"), a="[%r11]")
+
+
+@pytest.mark.parametrize(("what", "product"), [("scales", SCALED_PRODUCT), ("A", A_PRODUCT)])
+def test_a_product_does_not_write_what_it_reads(what: str, product: str) -> None:
+    text = kernel_of(OPERANDS + MINUS + INSIDE + product + COMMIT + WAIT + stored(N))
+    said = (f"columns 456-4{59 if what == 'scales' else 63} of", f": {what} of", "which writes D")
+    found(text, Kind.RACE, *said, schedule="eager", checks=True)
+
+
+@pytest.mark.parametrize("columns", [8, 24])
+def test_8_bit_operands_with_contiguous_rows_have_whole_chunks(columns: int) -> None:
+    bits = idesc("f8f6f4", "e4m3", "e4m3", more=1 << 16) & ~(63 << 17) | columns >> 3 << 17
+    text = kernel_of(OPERANDS + MINUS + mma(OPCODE, bits) + COMMIT + WAIT)
+    found(text, Kind.DESCRIPTOR, f"{columns} rows of e4m3", "expected a multiple of 16")
+
+
+STORE_APART = """mov.u32 %r58, 7;
+tcgen05.st.sync.aligned.16x32bx2.x1.b32 [%r7], 40, {%r58};
+tcgen05.wait::st.sync.aligned;
+"""
+LOAD_APART = """tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {%r59}, [%r7], 40;
+tcgen05.wait::ld.sync.aligned;
+"""
+
+
+def test_what_lies_between_two_halves_is_not_used() -> None:
+    """A product goes on there meanwhile."""
+    body = f"add.u32 %r13, %r5, 16;\n{STORE_APART}{FIRST.replace('[%r5]', '[%r13]')}{LOAD_APART}"
+    text = kernel_of(body + COMMIT + WAIT + stored(N, 16))
+    passes(text, ONCE, schedules=("hunt", "lazy"))
+
+
+def test_half_of_a_store_outside_its_allocation_is_found() -> None:
+    text = kernel_of(STORE_APART.replace(", 40", ", -2"))
+    found(text, Kind.TENSOR_MEMORY, "column 446 of tensor memory", "not allocated")
 
 
 def test_memory_that_is_not_freed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ptx_kernels import Array
+from ptx_kernels import Array, kernel
 from tensor_kernels import (
     OUT,
     WAIT,
@@ -28,7 +28,7 @@ from test_tcgen05 import (
     tile,
 )
 
-from mqa.emulator import EmulationError, Kind
+from mqa.emulator import EmulationError, Kind, run
 from mqa.emulator.scheduler import SCHEDULES
 from mqa.testing import accumulators
 
@@ -204,6 +204,24 @@ def test_both_ctas_of_a_pair_have_to_allocate() -> None:
         executed(text, images(left.rows, right.rows), np.zeros((256, N), np.float32), ctas=2)
     assert caught.value.report.kind is Kind.DEADLOCK
     assert "64 columns of tensor memory by both CTAs of the pair" in str(caught.value)
+
+
+IN_TURN = """mov.u32 %r3, slot;
+shr.u32 %r4, %r0, 5;
+shl.b32 %r6, %r4, 2;
+add.u32 %r3, %r3, %r6;
+tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r3], 512;
+bar.warp.sync 0xffffffff;
+ld.shared.u32 %r5, [%r3];
+tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r5, 512;
+"""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_warps_of_a_pair_take_all_columns_in_turn(seed: int) -> None:
+    """One of the CTAs may end before the other one's warp goes on."""
+    text = kernel(IN_TURN, 0, shared=".shared .align 4 .b32 slot[2];", target="sm_100f")
+    run(text.replace("k(\n\n)", "k()"), "k", 2, 64, [], cluster=2, schedule="hunt", seed=seed)
 
 
 def test_a_commit_arrives_in_all_ctas_of_its_mask() -> None:

@@ -14,7 +14,7 @@ using cuda::std::uint64_t;
 
 constexpr int kWarpSize = 32;
 constexpr uint32_t kAllLanes = 0xffffffff;
-constexpr int kScheduleSplit = 256;  // KV tokens of a task of a schedule
+constexpr int kScheduleSplit = 256;    // KV tokens of a task of a schedule
 constexpr int kScheduleColumns = 512;  // columns (row, head) of a block of a dense schedule
 
 // Of non-negative numbers up to 2^31 - 1.

@@ -75,8 +75,8 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint32_t barrier, uint32_t 
                "WAIT:\n"
                "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
                "@!p bra WAIT;\n"
-               "}"
-               ::"r"(barrier), "r"(parity)
+               "}" ::"r"(barrier),
+               "r"(parity)
                : "memory");
 }
 

@@ -256,9 +256,9 @@ struct Feed {
 
   // Weights of the block from `row` on; zeros for rows that do not exist. Every lane arrives.
   static __device__ __forceinline__ void copy_weights(const Arguments& args,
-                                                          int row,
-                                                          BlockRing ring,
-                                                          Storage& shared) {
+                                                      int row,
+                                                      BlockRing ring,
+                                                      Storage& shared) {
     const uint32_t target = ptx::shared_address(shared.weights[ring.stage()]);
 #pragma unroll 4
     for (int column = ptx::lane_read_anew(); column < kBlockColumns; column += kWarpSize)
@@ -286,7 +286,8 @@ struct Feed {
       for (int i = 0; i < kBatch; i++) {
         const int column = first + i * kWarpSize;
         float weight = static_cast<float>(loaded[i]);
-        if (Tiling::kHalvesWeights && Tiling::doubled(column % Tiling::kColumns / 2)) weight *= 0.5f;
+        if (Tiling::kHalvesWeights && Tiling::doubled(column % Tiling::kColumns / 2))
+          weight *= 0.5f;
         shared.weights[ring.stage()][column] = row_exists(args, row, column) ? weight : 0.0f;
       }
     }

@@ -51,9 +51,10 @@ struct DenseMetadata {
     for (int i = 0; i < kEach; i++) {
       const uint32_t group = first + i * kMetadataThreads;
       const int count = group < end ? min(block, rows - static_cast<int>(group) * block) : 0;
-      loads[i] = count == 0
-                     ? Load{}
-                     : Load{count, hull_of_rows(windows, group * block, block).splits(kScheduleSplit)};
+      loads[i] =
+          count == 0
+              ? Load{}
+              : Load{count, hull_of_rows(windows, group * block, block).splits(kScheduleSplit)};
     }
   }
   // First coordinate of a group's tasks, of those of the one after it, of the end.

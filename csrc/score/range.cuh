@@ -41,7 +41,7 @@ struct Range {
   // Without a schedule, balanced by cost.
   static __device__ __forceinline__ void find_range_by_all(const Arguments& args, Storage& shared) {
     find_cuts<Tiling::kThreads>(Source::groups(args), blockIdx.x, gridDim.x, shared.cuts,
-                        [&](int group) { return Source::weigh(args, group); });
+                                [&](int group) { return Source::weigh(args, group); });
   }
 
   static __device__ __forceinline__ void find_range_by_warp(const Arguments& args,

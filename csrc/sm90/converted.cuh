@@ -10,9 +10,9 @@
 
 #include "ptx/copy.cuh"
 #include "score/dense.cuh"
+#include "score/paged.cuh"
 #include "sm90/score/elements.cuh"
 #include "sm90/score/kernel.cuh"
-#include "score/paged.cuh"
 #include "sm90/score/storage.cuh"
 
 namespace mqa::sm90 {

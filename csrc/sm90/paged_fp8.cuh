@@ -9,8 +9,8 @@
 #pragma once
 
 #include "ptx/copy.cuh"
-#include "sm90/score/kernel.cuh"
 #include "score/paged.cuh"
+#include "sm90/score/kernel.cuh"
 #include "sm90/score/storage.cuh"
 
 namespace mqa::sm90 {

@@ -57,7 +57,8 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
                                       const typename Source::Arguments& args) {
   using Storage = typename Tiling::Storage;
   using Ranges = Range<Tiling, Source>;
-  static_assert(sizeof(Storage) == kSharedBytes, "mqa/cuda/sm100_tiles.py and SharedStorage disagree");
+  static_assert(sizeof(Storage) == kSharedBytes,
+                "mqa/cuda/sm100_tiles.py and SharedStorage disagree");
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   Storage& shared = *reinterpret_cast<Storage*>(shared_bytes);
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpSize, 0);
@@ -85,9 +86,9 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
   // setmaxnreg hands out what the launch got, 80 registers a thread.
   constexpr int kIdleGroups = kMathGroups - Tiling::kGroups, kIdleRegisters = 24;
   constexpr int kOtherRegisters = 40;
-  constexpr int kMathRegisters = (80 * kThreads - kOtherRegisters * kOtherThreads -
-                                  kIdleRegisters * kIdleGroups * 128) /
-                                 (Tiling::kGroups * 128) / 8 * 8;
+  constexpr int kMathRegisters =
+      (80 * kThreads - kOtherRegisters * kOtherThreads - kIdleRegisters * kIdleGroups * 128) /
+      (Tiling::kGroups * 128) / 8 * 8;
   if (warp < kMathWarps) {
     if (warp == kPreparingWarp) prepare<Tiling>(Source::k_arrivals(args), shared);
     if (args.schedule == nullptr && !Ranges::range_by_all(args) && warp == 0)

@@ -21,7 +21,7 @@ struct Math {
   static constexpr auto kTurns = Tiling::kTurns;
   static constexpr int kPairs = kColumns / 2;
   static constexpr int kLoaded = kHeads > 64 ? 16 : 32;  // columns at a time: weights leave room
-  static constexpr int kMine = Tiling::kSlots / kTurns;    // accumulators of a warpgroup
+  static constexpr int kMine = Tiling::kSlots / kTurns;  // accumulators of a warpgroup
   static constexpr auto kAligned = Tiling::kAligned;
   static constexpr auto kPaired = Tiling::kPaired;
   static_assert(kTurns > 1 || kAligned % (2 * kMine) == 0, "and the same phases");
@@ -290,7 +290,8 @@ struct Math {
       if (uniform(shared.piece[stage].groups) == 0) break;
       Set set;
       load_set(shared, stage, number, weights, nothing, set);
-      score_piece(shared, stages, done, place, set, &shared.rows[stage][number * kRows], first, length);
+      score_piece(shared, stages, done, place, set, &shared.rows[stage][number * kRows], first,
+                  length);
       ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_empty[stage]));
       blocks.advance();
       weights = both - weights;

@@ -29,7 +29,8 @@ struct Multiply {
           memory + Tiling::kQScaleColumns + block * Tiling::kQScaleTiles * kScaleColumns;
       if constexpr (Tiling::kScaled) copy_q_scales(shared, block, q_scales);
 #pragma unroll 1
-      for (uint32_t done = 0; done < Tiling::padded(piece.length); done += kTileRows, stages.advance(), tiles++) {
+      for (uint32_t done = 0; done < Tiling::padded(piece.length);
+           done += kTileRows, stages.advance(), tiles++) {
         ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_full[stages.stage]), stages.parity);
         if constexpr (Tiling::kScaled)
           ptx::mbarrier_wait_parity(ptx::shared_address(&shared.scales_full[stages.stage]),
@@ -59,7 +60,9 @@ struct Multiply {
 
   // Products of the block before the last one have read what was there: its barrier said so to those
   // who filled this one.
-  static __device__ __forceinline__ void copy_q_scales(Storage& shared, int block, uint32_t target) {
+  static __device__ __forceinline__ void copy_q_scales(Storage& shared,
+                                                       int block,
+                                                       uint32_t target) {
     ptx::tcgen05_fence_after_thread_sync();
     const uint64_t scales =
         ptx::tcgen05_descriptor_of_scales(ptx::shared_address(shared.q_scales[block]));
@@ -81,8 +84,8 @@ struct Multiply {
     const uint32_t sums = memory + slot * Tiling::kBlockColumns;
     const uint32_t k_scales = memory + Tiling::kKScaleColumns + slot * kScaleColumns;
     if constexpr (Tiling::kScaled)
-      ptx::tcgen05_cp_32x128b(k_scales, ptx::tcgen05_descriptor_of_scales(
-                                            ptx::shared_address(shared.k_scales[stage])));
+      ptx::tcgen05_cp_32x128b(
+          k_scales, ptx::tcgen05_descriptor_of_scales(ptx::shared_address(shared.k_scales[stage])));
 #pragma unroll
     for (int step = 0; step < Tiling::kRowBytes / 32; step++) {
       if constexpr (!Tiling::kScaled) {

@@ -73,7 +73,12 @@ struct SharedStorage {
 // A block is block_columns / heads rows. Its columns (row, head) are sets of 64, or of a row where
 // that has more; a warpgroup sums one set. A single set is that of several warpgroups, which take
 // tiles in turn.
-template <typename FormatType, int heads, int dim, typename LogitType, int stages, int block_columns>
+template <typename FormatType,
+          int heads,
+          int dim,
+          typename LogitType,
+          int stages,
+          int block_columns>
 struct Tiling {
   static constexpr int kHeads = heads, kDim = dim, kStages = stages;
   using Logit = LogitType;
@@ -110,12 +115,14 @@ struct Tiling {
   static constexpr int kKBytes = kStageRows * kRowBytes;
   static constexpr int kLogitBytes = sizeof(Logit);
 
-  static constexpr int kAligned = kTurns > 1 ? 1 : 4;  // stages of a piece come in multiples of this
+  static constexpr int kAligned =
+      kTurns > 1 ? 1 : 4;  // stages of a piece come in multiples of this
   static constexpr bool kHalvesWeights = true;
   static constexpr bool kMathBringsQ = false;
   static constexpr bool kSharesOut = false;
   // No block has more.
-  static constexpr bool kMostColumns = kBlockColumns == (kScaled ? (heads == 128 ? 128 : 192) : 256);
+  static constexpr bool kMostColumns =
+      kBlockColumns == (kScaled ? (heads == 128 ? 128 : 192) : 256);
   static constexpr bool kReadBound = kSets == 1;
   static constexpr bool kPaced = false;  // measured on Hopper alone
 
@@ -123,7 +130,7 @@ struct Tiling {
   // faster if it is written beside the main work. Where keys are read as fast as memory delivers them,
   // it waits for the loads, as on Hopper. None of it has been measured with these kernels.
   static constexpr Cleaning cleaning(bool paged) {
-    return kScaled              ? Cleaning::kAfterMath
+    return kScaled               ? Cleaning::kAfterMath
            : paged && kReadBound ? Cleaning::kAfterLoads
                                  : Cleaning::kBeside;
   }

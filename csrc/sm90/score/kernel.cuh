@@ -7,9 +7,9 @@
 #include "ptx/mbarrier.cuh"
 #include "score/clean.cuh"
 #include "score/feed.cuh"
+#include "score/range.cuh"
 #include "sm90/score/math.cuh"
 #include "sm90/score/queries.cuh"
-#include "score/range.cuh"
 #include "sm90/score/storage.cuh"
 
 namespace mqa::sm90 {
@@ -50,7 +50,8 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
                                       const ptx::TensorMap& k_map,
                                       const typename Source::Arguments& args) {
   using Storage = typename Tiling::Storage;
-  static_assert(sizeof(Storage) == kSharedBytes, "mqa/cuda/sm90_tiles.py and SharedStorage disagree");
+  static_assert(sizeof(Storage) == kSharedBytes,
+                "mqa/cuda/sm90_tiles.py and SharedStorage disagree");
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   Storage& shared = *reinterpret_cast<Storage*>(shared_bytes);
 

@@ -12,7 +12,7 @@ using namespace score;
 
 constexpr int kOtherThreads = 128;
 constexpr int kThreads = kMathThreads + kOtherThreads;
-constexpr int kTileRows = 64;      // of one wgmma
+constexpr int kTileRows = 64;  // of one wgmma
 
 template <int kQBuffers,
           int kQBytes,

@@ -74,6 +74,7 @@ def _field(facts: list[str], key: str) -> str:
     ],
 )
 def test_a_line_is_what_the_oracle_and_the_gpu_say(line: str, recorder: ModuleType) -> None:
+    drawn = recorder.input_digest(make_case(recorder.problem_of(line)))
     with scheduled("hunt", seed=LINES.index(line)):
         case, outputs = recorder.run_line(line, "sm90-emulated", "cpu")
     if line.startswith("metadata"):
@@ -86,6 +87,7 @@ def test_a_line_is_what_the_oracle_and_the_gpu_say(line: str, recorder: ModuleTy
     if RECORDED.is_file():
         known = json.loads(RECORDED.read_text())
         got = recorder.hashes(recorder.input_digest(case), outputs)
+        assert got["inputs"] == drawn, "the call changed its inputs"
         assert got["inputs"] == known["lines"][line]["inputs"], (
             "the inputs differ from those of the recording: the generator changed, not a kernel"
         )

@@ -36,14 +36,14 @@ OTHERS = {
     "dense_accurate_64_128": "dense fp8 S=11 N=300 H=64 D=128 sms=2 regime=exact windows=packed",
 }
 BLACKWELL = {
-    "dense_fp8_64_128": "dense fp8 S=9 N=300 H=64 D=128 sms=2 regime=exact windows=random",
-    "dense_mxfp8_16_64": "dense mxfp8 S=15 N=150 H=16 D=64 out=bfloat16 regime=exact "
+    "dense_fp8_64_128": "dense fp8 S=6 N=150 H=64 D=128 regime=exact windows=random",
+    "dense_mxfp8_16_64": "dense mxfp8 S=13 N=130 H=16 D=64 out=bfloat16 regime=exact "
     "windows=packed",
-    "dense_mxfp4_128_64": "dense mxfp4 S=3 N=400 H=128 D=64 out=float16 regime=exact "
+    "dense_mxfp4_128_64": "dense mxfp4 S=3 N=260 H=128 D=64 out=float16 regime=exact "
     "windows=random",
     "paged_fp8_64_32": "paged fp8 B=3 next_n=1 H=64 D=32 P=64 blocks=20 columns=5 L=300 sms=2 "
     "regime=exact lens=random",
-    "paged_mxfp8_16_128": "paged mxfp8 B=2 next_n=8 H=16 D=128 P=16 blocks=30 columns=11 L=160 "
+    "paged_mxfp8_16_128": "paged mxfp8 B=2 next_n=8 H=16 D=128 P=16 blocks=20 columns=9 L=140 "
     "clean=1 regime=exact lens=ramp",
     "paged_mxfp4_8_128": "paged mxfp4 B=5 next_n=1 H=8 D=128 P=8 blocks=90 columns=17 L=130 "
     "varlen=1 regime=exact lens=random",

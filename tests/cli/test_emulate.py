@@ -37,6 +37,20 @@ def test_a_problem_is_run_and_instructions_are_counted(run: Any) -> None:
 
 
 @pytest.mark.skipif(compiler.unavailable() is not None, reason="NVRTC is missing")
+def test_kernels_of_another_gpu_are_run_by_the_name_of_their_backend(run: Any) -> None:
+    result = run("emulate", SMALL, "--backend", "sm100-emulated")
+    assert result.exit_code == 0
+    assert re.search(r"mqa::sm100::dense<.*: \d+ instructions of 2\d warps", result.stdout)
+    assert {"multiply", "math"} <= {line.split()[0] for line in result.stdout.splitlines()[1:]}
+
+
+def test_a_backend_that_is_not_emulated_is_named(run: Any) -> None:
+    result = run("emulate", SMALL, "--backend", "sm90")
+    assert result.exit_code == 2
+    assert "expected one of sm100-emulated, sm90-emulated" in result.stderr
+
+
+@pytest.mark.skipif(compiler.unavailable() is not None, reason="NVRTC is missing")
 def test_a_timeline_is_written(run: Any, tmp_path: Path, error_line: Any) -> None:
     path = tmp_path / "timeline.json"
     assert run("emulate", SMALL, "--trace", str(path)).exit_code == 0

@@ -24,6 +24,7 @@ from torch import Tensor
 import mqa
 from mqa.backends import BACKENDS, Backend
 from mqa.cuda import driver
+from mqa.cuda.gpu import Gpu
 from mqa.problem import Format, PagedProblem, Problem, parse
 from mqa.testing import (
     Accumulator,
@@ -37,7 +38,9 @@ from mqa.testing import (
 from mqa.testing.check import largest_error
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for fake_driver
-BACKEND, ACCURATE, DEVICE = "sm90", "sm90-accurate", torch.device("cuda")
+BACKENDS_OF = {9: "sm90", 10: "sm100"}
+"""By major compute capability: what most tests here are run on."""
+ACCURATE, DEVICE = "sm90-accurate", torch.device("cuda")
 Bool = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]
 Guard = Callable[[], contextlib.AbstractContextManager[None]]
@@ -218,16 +221,20 @@ def _rows_of(case: Case, rows: npt.NDArray[np.int64]) -> Case:
 
 
 def _harness(name: str, guard: Guard) -> Harness:
-    capability = torch.cuda.get_device_capability(DEVICE)
-    if capability != (9, 0):
-        pytest.skip(f"needs a Hopper GPU, compute capability 9.0; this one has {capability}")
     backend = next(backend for backend in BACKENDS if backend.name == name)
+    assert isinstance(backend, Gpu)
+    capability = torch.cuda.get_device_capability(DEVICE)
+    if not backend.takes(*capability):
+        wanted = f"{name} needs compute capability {backend.capability}"
+        pytest.skip(f"{wanted}; this GPU has {capability}")
     return Harness(backend, DEVICE, guard)
 
 
 @pytest.fixture(scope="session")
 def sm90(no_host_reads: Guard) -> Harness:
-    return _harness(BACKEND, no_host_reads)
+    """The backend of this GPU: what holds on Hopper has to hold on Blackwell too."""
+    major, _ = torch.cuda.get_device_capability(DEVICE)
+    return _harness(BACKENDS_OF.get(major, "sm90"), no_host_reads)
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,13 @@
 
 namespace mqa::sm100 {
 
-template <typename Format, int kHeads, int kDim, typename Logit, int kStages, int kColumns, int kBytes>
+template <typename Format,
+          int kHeads,
+          int kDim,
+          typename Logit,
+          int kStages,
+          int kColumns,
+          int kBytes>
 __global__ void __launch_bounds__(kThreads, 1) dense(const __grid_constant__ ptx::TensorMap q_map,
                                                      const __grid_constant__ ptx::TensorMap k_map,
                                                      const __grid_constant__ DenseArguments args) {
@@ -66,7 +72,13 @@ __global__ void __launch_bounds__(kThreads, 1) dense(const __grid_constant__ ptx
   score<Kernel, Dense<Kernel>, kBytes>(q_map, k_map, args);
 }
 
-template <typename Format, int kHeads, int kDim, typename Logit, int kStages, int kColumns, int kBytes>
+template <typename Format,
+          int kHeads,
+          int kDim,
+          typename Logit,
+          int kStages,
+          int kColumns,
+          int kBytes>
 __global__ void __launch_bounds__(kThreads, 1) paged(const __grid_constant__ ptx::TensorMap q_map,
                                                      const __grid_constant__ ptx::TensorMap k_map,
                                                      const __grid_constant__ PagedArguments args) {

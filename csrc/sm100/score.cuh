@@ -22,7 +22,7 @@
 //
 //   barrier       filled by                                              arrivals   waited on by
 //   q_full        load (tx bytes), rows, weights (every lane)                  34   math, multiply, scales
-//   q_empty       math (a lane of each warp), multiply (commit), scales  14 to 18   load, rows, weights
+//   q_empty       math (a lane of each warp), multiply (commit), scales   9 to 17   load, rows, weights
 //   k_full        load (tx bytes), its cp.async if scales need them       1 or 33   multiply, scales
 //   k_empty       math that has the tile (a lane of each warp),           5 to 17   load, multiply
 //                 multiply (commit)
@@ -30,6 +30,11 @@
 //   sums_full     multiply (commit)                                             1   math
 //   range_known   math, a lane of the first two warps, once                     2   all
 //   loading       load, a lane, once, if cleaning waits for loads               1   clean
+//
+// load, rows and weights go through the same blocks in the same order, each by its own arithmetic, and
+// end the sequence with an empty block. Where warpgroups do not take turns, each block's stages are
+// filled up with empty ones to a multiple of kAligned: the hot loop's tiles then always have the same
+// accumulators and phases.
 //
 // k_empty tells two things: load may fill the stage again, once products (commit) and math, which reads
 // k scales, are through with it; and multiply may overwrite the accumulator that the stage's product

@@ -68,7 +68,8 @@ class Tiles:
         """Math warpgroups that work: one for each set, or those that take tiles in turn."""
         if self.sets > 1:
             return self.sets
-        return 2 if self.heads > 64 else 3
+        # Threads that sum 8 rows, or 128 heads, take more registers than three would have.
+        return 2 if self.heads > 64 or self.heads == 8 else 3
 
     @property
     def turns(self) -> int:

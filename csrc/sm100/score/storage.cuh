@@ -89,7 +89,7 @@ struct Tiling {
   static constexpr int kColumns = heads > 64 ? heads : 64;  // of one set
   static constexpr int kSets = kBlockColumns / kColumns;
   static constexpr bool kScaled = Format::kBlockScaled;
-  static constexpr int kGroups = kSets > 1 ? kSets : kHeads > 64 ? 2 : 3;
+  static constexpr int kGroups = kSets > 1 ? kSets : kHeads > 64 || kHeads == 8 ? 2 : 3;
   static constexpr int kTurns = kGroups / kSets;
   static constexpr int kReaderWarps = kSets * 4;  // of a tile
   static constexpr int kActiveWarps = kGroups * 4;

@@ -188,7 +188,7 @@ def test_nothing_to_score_still_cleans(fmt: str) -> None:
 def test_every_schedule_and_seed_gives_the_same_bits(fmt: str, how: str) -> None:
     case = case_of(f"dense {fmt} S=5 N=290 H=64 D=64 windows=random seed=2 sms=2")
     want = case.run(backend=NAME)
-    for seed in range(4):
+    for seed in range(2):
         with scheduled(how, seed=seed) as launches:
             assert_bitwise(case.run(backend=NAME), want)
         assert len(launches) == 1

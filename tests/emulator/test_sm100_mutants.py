@@ -29,13 +29,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 CASES = {
-    "dense": "dense fp8 S=24 N=330 H=64 D=64 regime=exact",
-    "mxfp8": "dense mxfp8 S=24 N=330 H=64 D=64 regime=exact",
-    "paged": "paged mxfp4 B=8 next_n=1 H=64 D=128 P=64 blocks=200 columns=20 L=700 regime=exact "
+    "dense": "dense fp8 S=24 N=400 H=64 D=64 regime=exact",
+    "mxfp8": "dense mxfp8 S=24 N=400 H=64 D=64 regime=exact",
+    "paged": "paged mxfp4 B=8 next_n=1 H=64 D=128 P=64 blocks=200 columns=20 L=800 regime=exact "
     "lens=random seed=1",
 }
-STAGES = {"dense": 3, "mxfp8": 3, "paged": 5}
-"""One more than accumulators: fewer than the plans', so that few tiles go around twice."""
+STAGES = {"dense": 4, "mxfp8": 4, "paged": 7}
+"""More than accumulators, but fewer than the plans', so that few tiles go around twice."""
 EMPTY_ROW = 11
 """Of the dense ones; the paged one has such a request."""
 SEEDS = 20
@@ -45,8 +45,8 @@ SCALES, KERNEL = "sm100/score/scales.cuh", "sm100/score/kernel.cuh"
 FEED, DENSE, PAGES = "score/feed.cuh", "score/dense.cuh", "score/paged.cuh"
 TENSOR = "ptx/tcgen05.cuh"
 SUMS_WAIT = (
-    "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[slot]),\n"
-    "                                number / Tiling::kSlots & 1);\n"
+    "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[slot_of(place, number)]),\n"
+    "                              number / kMine & 1);\n"
 )
 Q_WAIT = (
     "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[{}]), blocks.parity());\n"
@@ -86,17 +86,16 @@ FREE = "    ptx::tcgen05_dealloc<kTensorColumns>(shared.tensor_memory);\n"
 PROXY_FENCE = "ptx::fence_proxy_async_shared();\n"
 INIT_FENCE = "    ptx::fence_mbarrier_init();\n"
 FENCED = "        " + FENCE_AFTER + "        multiply_tile("
-WEIGH = "    weigh(set, from, totals);\n"
-SCALE = "    const float k_scale = Tiling::kScaled ? 1.0f : *k_scale_at;\n"
-RELEASE = "    release();\n"
+SCALE = "Tiling::kScaled ? 1.0f : shared.k_scale[stage + i][lane]"
+SCALED, SCALED_LATE = "first, sums, k_scale);\n      }", f"first, sums, {SCALE});\n      }}"
 MULTIPLIED = "if (ptx::elect_one()) Multiply<Tiling>::multiply(shared);"
 SUMS, MEMORY = "of tensor memory", "of tensor memory of CTA"
-LOADED, STORED = "ptx::tcgen05_ld_32x32b_x32(dots", "ptx::st_global(row.origin"
+LOADED, STORED = "ptx::tcgen05_ld_32x32b(dots", "ptx::st_global(lines.at["
 PRODUCT = "ptx::tcgen05_mma_f8f6f4(sums"
 K_COPIED, Q_COPIED = "ptx::tcgen05_cp_32x128b(k_scales", "ptx::tcgen05_cp_32x128b(target"
 LOAD_K = "ptx::cp_async_bulk_tensor_2d_load(ptx::shared_address(shared.k[stage])"
 LOAD_Q = "ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.q[ring.stage()])"
-SUMS_WAITED = "shared.sums_full[slot]),"
+SUMS_WAITED = "shared.sums_full[slot_of(place, number)]),"
 K_WAITED = K_WAIT.strip()
 
 
@@ -110,7 +109,7 @@ MUTANTS = (
            Kind.RACE, SUMS, PRODUCT),
     Mutant("sums_waited_for_with_the_wrong_parity", MATH, SUMS_WAIT,
            SUMS_WAIT.replace("& 1)", "& 1 ^ 1)"),
-           Kind.RACE, "k_scale[0]", SCALE.strip()),
+           Kind.RACE, "k_scale[0]", SCALE),
     Mutant("keys_not_waited_for", MULTIPLY, K_WAIT, "",
            Kind.RACE, "k[0]", PRODUCT, seen=False),
     Mutant("queries_not_waited_for_by_products", MULTIPLY, Q_WAIT.format("block"), "",
@@ -142,10 +141,10 @@ MUTANTS = (
     # What tells others.
     Mutant("sums_told_before_they_are_there", MULTIPLY, COMMIT_SUMS, arrives(COMMIT_SUMS),
            Kind.RACE, SUMS, LOADED, seen=False),
-    Mutant("accumulator_released_before_it_is_loaded", MATH, WEIGH + SCALE + RELEASE,
-           SCALE + RELEASE + WEIGH,
+    Mutant("accumulator_released_before_it_is_loaded", MATH,
+           "if (first + kLoaded == kColumns) {", "if (first == 0) {",
            Kind.TENSOR_FENCE, SUMS, PRODUCT, seen=False),
-    Mutant("stage_released_before_its_scale_is_read", MATH, SCALE + RELEASE, RELEASE + SCALE,
+    Mutant("stage_released_before_its_scale_is_read", MATH, SCALED, SCALED_LATE,
            Kind.RACE, "k_scale[", "shared.k_scale[stage]), args.k_scale + token", seen=False),
     Mutant("too_few_bytes_expected", DENSE, "Tiling::kKBytes + count / 4 * 16);",
            "Tiling::kKBytes - 16 + count / 4 * 16);",
@@ -178,19 +177,20 @@ MUTANTS = (
            "    " + FENCE_AFTER + "    const uint64_t", "    const uint64_t",
            Kind.TENSOR_FENCE, "columns 272-273 of tensor memory", Q_COPIED, seen=False,
            case="paged"),
-    Mutant("fence_after_the_wait_for_sums_dropped", MATH, "      " + FENCE_AFTER, "",
+    Mutant("fence_after_the_wait_for_sums_dropped", MATH, "    " + FENCE_AFTER, "",
            Kind.TENSOR_FENCE, SUMS, LOADED, seen=False),
     Mutant("fence_before_the_accumulator_is_released_dropped", MATH,
-           "             " + FENCE_BEFORE, "",
+           "          " + FENCE_BEFORE, "",
            Kind.TENSOR_FENCE, SUMS, PRODUCT, seen=False),
-    Mutant("wait_for_loads_dropped", TENSOR, '"tcgen05.wait::ld.sync.aligned;"', '""',
+    Mutant("wait_for_loads_dropped", TENSOR,
+           '"tcgen05.wait::ld.sync.aligned;" : MQA_VALUES_32', '"" : MQA_VALUES_32',
            Kind.PENDING_REGISTER, "belongs to tcgen05.ld", "ptx::max_nan(", seen=False),
     # Places.
     Mutant("wrong_accumulator", MULTIPLY, "memory + slot * Tiling::kBlockColumns",
            "memory + (slot ^ 1) * Tiling::kBlockColumns",
            Kind.UNWRITTEN, MEMORY, STORED),
-    Mutant("wrong_accumulator_loaded", MATH, "slot = number % Tiling::kSlots;",
-           "slot = (number + 1) % Tiling::kSlots;",
+    Mutant("wrong_accumulator_loaded", MATH,
+           "slot_of(place, number + i) *", "slot_of(place, number + i + 1) *",
            Kind.RACE, SUMS, PRODUCT),
     Mutant("one_accumulator", MULTIPLY, "memory, tiles % Tiling::kSlots, q_scales",
            "memory, 0, q_scales",
@@ -205,8 +205,9 @@ MUTANTS = (
            Kind.TENSOR_MEMORY, "accesses lanes", LOADED),
     Mutant("stages_off_by_one", MATH, "typename Tiling::StageRing;",
            "Ring<Tiling::kStages - 1>;",
-           Kind.RACE, "k_scale[0]", SCALE.strip()),
-    Mutant("stages_of_others_not_skipped", MATH, "(turn + kTurns - tiles % kTurns) % kTurns", "turn",
+           Kind.RACE, "k_scale[0]", SCALE),
+    Mutant("stages_of_others_not_skipped", MATH,
+           "(place.turn + kTurns - done % kTurns) % kTurns", "place.turn",
            Kind.RACE, SUMS, "ptx::tcgen05_mma_mxf4(sums", case="paged"),
     Mutant("stages_swapped", DENSE, "(ptx::shared_address(shared.k[stage]) +",
            "(ptx::shared_address(shared.k[(stage + 1) % Tiling::kStages]) +",
@@ -214,11 +215,10 @@ MUTANTS = (
     Mutant("last_split_missed", DENSE, "done < Tiling::padded(task.length);",
            "done + kStageRows < Tiling::padded(task.length);",
            Kind.DEADLOCK, "mbarrier k_full[2]", K_WAITED),
-    Mutant("last_stage_not_multiplied", MULTIPLY, "done < piece.length;",
-           "done + kTileRows < piece.length;",
+    Mutant("last_stage_not_multiplied", MULTIPLY, "done < Tiling::padded(piece.length);",
+           "done + kTileRows < Tiling::padded(piece.length);",
            Kind.DEADLOCK, "mbarrier sums_full[1]", SUMS_WAITED),
-    Mutant("store_past_the_row", MATH, "(token - row.start) < row.length)",
-           "(token - row.start) <= row.length)",
+    Mutant("store_past_the_row", MATH, "token < set.end[row + i]", "token <= set.end[row + i]",
            Kind.OUT_OF_BOUNDS, "of out", STORED),
     # Tensor memory.
     Mutant("memory_never_freed", KERNEL, FREE, "",
@@ -286,8 +286,8 @@ SAME: dict[str, tuple[str, Edit | None, int | None]] = {
     "the_kernel_of_scales_itself": ("mxfp8", None, None),
     "labels_renamed": ("paged", None, None),
     "a_fence_more": ("dense", ("        multiply_tile(", FENCED), None),
-    "a_stage_more": ("dense", None, STAGES["dense"] + 1),
-    "no_more_stages_than_accumulators": ("mxfp8", None, STAGES["mxfp8"] - 1),
+    "more_stages": ("dense", None, 2 * STAGES["dense"]),
+    "no_more_stages_than_accumulators": ("paged", None, STAGES["paged"] - 1),
     # Math arrives there too, once it waited for the sums, and so for the products.
     "a_stage_released_by_math_alone": ("dense", (COMMIT_STAGE, arrives(COMMIT_STAGE)), None),
     "a_block_released_by_math_alone": ("mxfp8", (COMMIT_BLOCK, arrives(COMMIT_BLOCK)), None),

@@ -68,10 +68,8 @@ EMPTY_WAIT = (
     "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]), "
     "ring.parity ^ 1);\n"
 )
-BLOCK_WAIT = (
-    "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_empty[ring.stage()]),\n"
-    "                              ring.parity() ^ 1);\n"
-)
+LOOK_UP = "        const auto place = Source::look_up(args, task);\n"
+BLOCK_WAIT = "        wait_block(ring, shared);\n"
 RANGE_WAIT = "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);\n"
 LAST_WAIT = (
     "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_empty[blocks.stage()]),\n"
@@ -92,7 +90,7 @@ MULTIPLIED = "if (ptx::elect_one()) Multiply<Tiling>::multiply(shared);"
 SUMS, MEMORY = "of tensor memory", "of tensor memory of CTA"
 LOADED, STORED = "ptx::tcgen05_ld_32x32b(dots", "ptx::st_global(lines.at["
 PRODUCT = "ptx::tcgen05_mma_f8f6f4(sums"
-K_COPIED, Q_COPIED = "ptx::tcgen05_cp_32x128b(k_scales", "ptx::tcgen05_cp_32x128b(target"
+K_COPIED, Q_COPIED = "      ptx::tcgen05_cp_32x128b(", "ptx::tcgen05_cp_32x128b(target"
 LOAD_K = "ptx::cp_async_bulk_tensor_2d_load(ptx::shared_address(shared.k[stage])"
 LOAD_Q = "ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.q[ring.stage()])"
 SUMS_WAITED = "shared.sums_full[slot_of(place, number)]),"
@@ -106,10 +104,12 @@ def arrives(commit: str) -> str:
 MUTANTS = (
     # Waits.
     Mutant("sums_not_waited_for", MATH, SUMS_WAIT, "",
-           Kind.RACE, SUMS, PRODUCT),
+           Kind.RACE, "k_scale[0]", SCALE),
     Mutant("sums_waited_for_with_the_wrong_parity", MATH, SUMS_WAIT,
            SUMS_WAIT.replace("& 1)", "& 1 ^ 1)"),
            Kind.RACE, "k_scale[0]", SCALE),
+    Mutant("sums_of_empty_stages_not_waited_for", MATH, "        wait_sums(shared, place, i);\n", "",
+           Kind.RACE, SUMS, PRODUCT),
     Mutant("keys_not_waited_for", MULTIPLY, K_WAIT, "",
            Kind.RACE, "k[0]", PRODUCT, seen=False),
     Mutant("queries_not_waited_for_by_products", MULTIPLY, Q_WAIT.format("block"), "",
@@ -123,7 +123,7 @@ MUTANTS = (
     Mutant("accumulator_not_waited_for", MULTIPLY, BEHIND_WAIT, "",
            Kind.RACE, SUMS, PRODUCT),
     Mutant("scales_overwritten_too_early", MULTIPLY, BEHIND_WAIT, "",
-           Kind.RACE, "columns 256-259 of tensor memory", K_COPIED, case="paged"),
+           Kind.RACE, "columns 384-387 of tensor memory", K_COPIED, case="paged"),
     Mutant("empty_stage_not_waited_for", DENSE, EMPTY_WAIT, "",
            Kind.RACE, "k[0]", LOAD_K),
     Mutant("wrong_stage_waited_for", DENSE, EMPTY_WAIT,
@@ -132,7 +132,7 @@ MUTANTS = (
     Mutant("empty_stage_waited_for_with_the_wrong_parity", DENSE, EMPTY_WAIT,
            EMPTY_WAIT.replace(" ^ 1", ""),
            Kind.DEADLOCK, "mbarrier k_empty[0]", "shared.k_empty[ring.stage]), ring.parity);"),
-    Mutant("empty_block_not_waited_for", FEED, BLOCK_WAIT, "",
+    Mutant("empty_block_not_waited_for", FEED, LOOK_UP + BLOCK_WAIT, LOOK_UP,
            Kind.RACE, "q[0]", LOAD_Q),
     Mutant("range_not_waited_for", FEED, RANGE_WAIT, "",
            Kind.UNWRITTEN, "feeders[", "base > Source::last_block(args, range)", seen=False),
@@ -143,7 +143,7 @@ MUTANTS = (
            Kind.RACE, SUMS, LOADED, seen=False),
     Mutant("accumulator_released_before_it_is_loaded", MATH,
            "if (first + kLoaded == kColumns) {", "if (first == 0) {",
-           Kind.TENSOR_FENCE, SUMS, PRODUCT, seen=False),
+           Kind.RACE, SUMS, PRODUCT, seen=False),
     Mutant("stage_released_before_its_scale_is_read", MATH, SCALED, SCALED_LATE,
            Kind.RACE, "k_scale[", "shared.k_scale[stage]), args.k_scale + token", seen=False),
     Mutant("too_few_bytes_expected", DENSE, "Tiling::kKBytes + count / 4 * 16);",
@@ -156,7 +156,7 @@ MUTANTS = (
            Kind.RACE, SUMS, PRODUCT, seen=False),
     Mutant("arrivals_of_who_reorders_forgotten", KERNEL,
            "(Tiling::kActiveWarps + Tiling::kScaled)", "Tiling::kActiveWarps",
-           Kind.RACE, "piece[0]", "shared.piece[ring.stage()] = piece;", seen=False, case="mxfp8"),
+           Kind.RACE, SUMS, FREE.strip(), seen=False, case="mxfp8"),
     Mutant("arrivals_too_many", KERNEL, "shared.sums_full[i]), 1);", "shared.sums_full[i]), 2);",
            Kind.DEADLOCK, "mbarrier sums_full[0]", SUMS_WAITED),
     Mutant("weights_arrive_once", KERNEL, "1 + ptx::kWarpArrivals + kWarpSize);",
@@ -175,7 +175,7 @@ MUTANTS = (
            Kind.TENSOR_FENCE, SUMS, PRODUCT, seen=False),
     Mutant("fence_before_query_scales_dropped", MULTIPLY,
            "    " + FENCE_AFTER + "    const uint64_t", "    const uint64_t",
-           Kind.TENSOR_FENCE, "columns 272-273 of tensor memory", Q_COPIED, seen=False,
+           Kind.TENSOR_FENCE, "columns 408-409 of tensor memory", Q_COPIED, seen=False,
            case="paged"),
     Mutant("fence_after_the_wait_for_sums_dropped", MATH, "    " + FENCE_AFTER, "",
            Kind.TENSOR_FENCE, SUMS, LOADED, seen=False),
@@ -191,7 +191,7 @@ MUTANTS = (
            Kind.UNWRITTEN, MEMORY, STORED),
     Mutant("wrong_accumulator_loaded", MATH,
            "slot_of(place, number + i) *", "slot_of(place, number + i + 1) *",
-           Kind.RACE, SUMS, PRODUCT),
+           Kind.RACE, SUMS, LOADED),
     Mutant("one_accumulator", MULTIPLY, "memory, tiles % Tiling::kSlots, q_scales",
            "memory, 0, q_scales",
            Kind.RACE, SUMS, PRODUCT),
@@ -205,7 +205,7 @@ MUTANTS = (
            Kind.TENSOR_MEMORY, "accesses lanes", LOADED),
     Mutant("stages_off_by_one", MATH, "typename Tiling::StageRing;",
            "Ring<Tiling::kStages - 1>;",
-           Kind.RACE, "k_scale[0]", SCALE),
+           Kind.BARRIER, "mbarrier k_empty[0]", "shared.k_empty[stage + i]));", case="paged"),
     Mutant("stages_of_others_not_skipped", MATH,
            "(place.turn + kTurns - done % kTurns) % kTurns", "place.turn",
            Kind.RACE, SUMS, "ptx::tcgen05_mma_mxf4(sums", case="paged"),
@@ -214,10 +214,16 @@ MUTANTS = (
            Kind.UNWRITTEN, "comes from k[0]", STORED),
     Mutant("last_split_missed", DENSE, "done < Tiling::padded(task.length);",
            "done + kStageRows < Tiling::padded(task.length);",
-           Kind.DEADLOCK, "mbarrier k_full[2]", K_WAITED),
+           Kind.DEADLOCK, "mbarrier k_full[", K_WAITED),
     Mutant("last_stage_not_multiplied", MULTIPLY, "done < Tiling::padded(piece.length);",
            "done + kTileRows < Tiling::padded(piece.length);",
-           Kind.DEADLOCK, "mbarrier sums_full[1]", SUMS_WAITED),
+           Kind.UNWRITTEN, "comes from k[3]", STORED),
+    Mutant("last_tile_of_a_trip_missed", MATH, "for (int i = 0; i < kTiles; i++) {\n      wait",
+           "for (int i = 0; i < kTiles - (kTiles > 1); i++) {\n      wait",
+           Kind.DEADLOCK, "mbarrier k_empty[3]", EMPTY_WAIT.strip()),
+    Mutant("trip_without_tests_of_starts_too_early", MATH, "tiles >= kAligned && first >= set.latest",
+           "tiles >= kAligned",
+           Kind.OUT_OF_BOUNDS, "of out", STORED),
     Mutant("store_past_the_row", MATH, "token < set.end[row + i]", "token <= set.end[row + i]",
            Kind.OUT_OF_BOUNDS, "of out", STORED),
     # Tensor memory.

@@ -221,9 +221,6 @@ MUTANTS = (
     Mutant("last_tile_of_a_trip_missed", MATH, "for (int i = 0; i < kTiles; i++) {\n      wait",
            "for (int i = 0; i < kTiles - (kTiles > 1); i++) {\n      wait",
            Kind.DEADLOCK, "mbarrier k_empty[3]", EMPTY_WAIT.strip()),
-    Mutant("trip_without_tests_of_starts_too_early", MATH, "tiles >= kAligned && first >= set.latest",
-           "tiles >= kAligned",
-           Kind.OUT_OF_BOUNDS, "of out", STORED),
     Mutant("store_past_the_row", MATH, "token < set.end[row + i]", "token <= set.end[row + i]",
            Kind.OUT_OF_BOUNDS, "of out", STORED),
     # Tensor memory.

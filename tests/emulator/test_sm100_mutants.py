@@ -29,13 +29,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 CASES = {
-    "dense": "dense fp8 S=24 N=330 H=64 D=64 regime=exact",
-    "mxfp8": "dense mxfp8 S=24 N=330 H=64 D=64 regime=exact",
-    "paged": "paged mxfp4 B=8 next_n=1 H=64 D=128 P=64 blocks=200 columns=20 L=700 regime=exact "
+    "dense": "dense fp8 S=24 N=400 H=64 D=64 regime=exact",
+    "mxfp8": "dense mxfp8 S=24 N=400 H=64 D=64 regime=exact",
+    "paged": "paged mxfp4 B=8 next_n=1 H=64 D=128 P=64 blocks=200 columns=20 L=800 regime=exact "
     "lens=random seed=1",
 }
-STAGES = {"dense": 3, "mxfp8": 3, "paged": 5}
-"""One more than accumulators: fewer than the plans', so that few tiles go around twice."""
+STAGES = {"dense": 4, "mxfp8": 4, "paged": 7}
+"""More than accumulators, but fewer than the plans', so that few tiles go around twice."""
 EMPTY_ROW = 11
 """Of the dense ones; the paged one has such a request."""
 SEEDS = 20
@@ -45,8 +45,8 @@ SCALES, KERNEL = "sm100/score/scales.cuh", "sm100/score/kernel.cuh"
 FEED, DENSE, PAGES = "score/feed.cuh", "score/dense.cuh", "score/paged.cuh"
 TENSOR = "ptx/tcgen05.cuh"
 SUMS_WAIT = (
-    "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[slot]),\n"
-    "                                number / Tiling::kSlots & 1);\n"
+    "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[slot_of(place, number)]),\n"
+    "                              number / kMine & 1);\n"
 )
 Q_WAIT = (
     "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[{}]), blocks.parity());\n"
@@ -68,10 +68,8 @@ EMPTY_WAIT = (
     "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]), "
     "ring.parity ^ 1);\n"
 )
-BLOCK_WAIT = (
-    "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_empty[ring.stage()]),\n"
-    "                              ring.parity() ^ 1);\n"
-)
+LOOK_UP = "        const auto place = Source::look_up(args, task);\n"
+BLOCK_WAIT = "        wait_block(ring, shared);\n"
 RANGE_WAIT = "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);\n"
 LAST_WAIT = (
     "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_empty[blocks.stage()]),\n"
@@ -86,17 +84,16 @@ FREE = "    ptx::tcgen05_dealloc<kTensorColumns>(shared.tensor_memory);\n"
 PROXY_FENCE = "ptx::fence_proxy_async_shared();\n"
 INIT_FENCE = "    ptx::fence_mbarrier_init();\n"
 FENCED = "        " + FENCE_AFTER + "        multiply_tile("
-WEIGH = "    weigh(set, from, totals);\n"
-SCALE = "    const float k_scale = Tiling::kScaled ? 1.0f : *k_scale_at;\n"
-RELEASE = "    release();\n"
+SCALE = "Tiling::kScaled ? 1.0f : shared.k_scale[stage + i][lane]"
+SCALED, SCALED_LATE = "first, sums, k_scale);\n      }", f"first, sums, {SCALE});\n      }}"
 MULTIPLIED = "if (ptx::elect_one()) Multiply<Tiling>::multiply(shared);"
 SUMS, MEMORY = "of tensor memory", "of tensor memory of CTA"
-LOADED, STORED = "ptx::tcgen05_ld_32x32b_x32(dots", "ptx::st_global(row.origin"
+LOADED, STORED = "ptx::tcgen05_ld_32x32b(dots", "ptx::st_global(lines.at["
 PRODUCT = "ptx::tcgen05_mma_f8f6f4(sums"
-K_COPIED, Q_COPIED = "ptx::tcgen05_cp_32x128b(k_scales", "ptx::tcgen05_cp_32x128b(target"
+K_COPIED, Q_COPIED = "      ptx::tcgen05_cp_32x128b(", "ptx::tcgen05_cp_32x128b(target"
 LOAD_K = "ptx::cp_async_bulk_tensor_2d_load(ptx::shared_address(shared.k[stage])"
 LOAD_Q = "ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.q[ring.stage()])"
-SUMS_WAITED = "shared.sums_full[slot]),"
+SUMS_WAITED = "shared.sums_full[slot_of(place, number)]),"
 K_WAITED = K_WAIT.strip()
 
 
@@ -107,10 +104,12 @@ def arrives(commit: str) -> str:
 MUTANTS = (
     # Waits.
     Mutant("sums_not_waited_for", MATH, SUMS_WAIT, "",
-           Kind.RACE, SUMS, PRODUCT),
+           Kind.RACE, "k_scale[0]", SCALE),
     Mutant("sums_waited_for_with_the_wrong_parity", MATH, SUMS_WAIT,
            SUMS_WAIT.replace("& 1)", "& 1 ^ 1)"),
-           Kind.RACE, "k_scale[0]", SCALE.strip()),
+           Kind.RACE, "k_scale[0]", SCALE),
+    Mutant("sums_of_empty_stages_not_waited_for", MATH, "        wait_sums(shared, place, i);\n", "",
+           Kind.RACE, "k_scale[", "args.k_scale + token,"),
     Mutant("keys_not_waited_for", MULTIPLY, K_WAIT, "",
            Kind.RACE, "k[0]", PRODUCT, seen=False),
     Mutant("queries_not_waited_for_by_products", MULTIPLY, Q_WAIT.format("block"), "",
@@ -124,7 +123,7 @@ MUTANTS = (
     Mutant("accumulator_not_waited_for", MULTIPLY, BEHIND_WAIT, "",
            Kind.RACE, SUMS, PRODUCT),
     Mutant("scales_overwritten_too_early", MULTIPLY, BEHIND_WAIT, "",
-           Kind.RACE, "columns 256-259 of tensor memory", K_COPIED, case="paged"),
+           Kind.RACE, "columns 384-387 of tensor memory", K_COPIED, case="paged"),
     Mutant("empty_stage_not_waited_for", DENSE, EMPTY_WAIT, "",
            Kind.RACE, "k[0]", LOAD_K),
     Mutant("wrong_stage_waited_for", DENSE, EMPTY_WAIT,
@@ -133,8 +132,8 @@ MUTANTS = (
     Mutant("empty_stage_waited_for_with_the_wrong_parity", DENSE, EMPTY_WAIT,
            EMPTY_WAIT.replace(" ^ 1", ""),
            Kind.DEADLOCK, "mbarrier k_empty[0]", "shared.k_empty[ring.stage]), ring.parity);"),
-    Mutant("empty_block_not_waited_for", FEED, BLOCK_WAIT, "",
-           Kind.RACE, "q[0]", LOAD_Q),
+    Mutant("empty_block_not_waited_for", FEED, LOOK_UP + BLOCK_WAIT, LOOK_UP,
+           Kind.RACE, "q[", LOAD_Q, case="paged"),
     Mutant("range_not_waited_for", FEED, RANGE_WAIT, "",
            Kind.UNWRITTEN, "feeders[", "base > Source::last_block(args, range)", seen=False),
     Mutant("barriers_not_waited_for", KERNEL, RANGE_WAIT + "    " + MULTIPLIED, "    " + MULTIPLIED,
@@ -142,10 +141,10 @@ MUTANTS = (
     # What tells others.
     Mutant("sums_told_before_they_are_there", MULTIPLY, COMMIT_SUMS, arrives(COMMIT_SUMS),
            Kind.RACE, SUMS, LOADED, seen=False),
-    Mutant("accumulator_released_before_it_is_loaded", MATH, WEIGH + SCALE + RELEASE,
-           SCALE + RELEASE + WEIGH,
-           Kind.TENSOR_FENCE, SUMS, PRODUCT, seen=False),
-    Mutant("stage_released_before_its_scale_is_read", MATH, SCALE + RELEASE, RELEASE + SCALE,
+    Mutant("accumulator_released_before_it_is_loaded", MATH,
+           "if (first + kLoaded == kColumns) {", "if (first == 0) {",
+           Kind.RACE, SUMS, PRODUCT, seen=False),
+    Mutant("stage_released_before_its_scale_is_read", MATH, SCALED, SCALED_LATE,
            Kind.RACE, "k_scale[", "shared.k_scale[stage]), args.k_scale + token", seen=False),
     Mutant("too_few_bytes_expected", DENSE, "Tiling::kKBytes + count / 4 * 16);",
            "Tiling::kKBytes - 16 + count / 4 * 16);",
@@ -157,7 +156,7 @@ MUTANTS = (
            Kind.RACE, SUMS, PRODUCT, seen=False),
     Mutant("arrivals_of_who_reorders_forgotten", KERNEL,
            "(Tiling::kActiveWarps + Tiling::kScaled)", "Tiling::kActiveWarps",
-           Kind.RACE, "piece[0]", "shared.piece[ring.stage()] = piece;", seen=False, case="mxfp8"),
+           Kind.RACE, SUMS, FREE.strip(), seen=False, case="mxfp8"),
     Mutant("arrivals_too_many", KERNEL, "shared.sums_full[i]), 1);", "shared.sums_full[i]), 2);",
            Kind.DEADLOCK, "mbarrier sums_full[0]", SUMS_WAITED),
     Mutant("weights_arrive_once", KERNEL, "1 + ptx::kWarpArrivals + kWarpSize);",
@@ -176,22 +175,23 @@ MUTANTS = (
            Kind.TENSOR_FENCE, SUMS, PRODUCT, seen=False),
     Mutant("fence_before_query_scales_dropped", MULTIPLY,
            "    " + FENCE_AFTER + "    const uint64_t", "    const uint64_t",
-           Kind.TENSOR_FENCE, "columns 272-273 of tensor memory", Q_COPIED, seen=False,
+           Kind.TENSOR_FENCE, "columns 408-409 of tensor memory", Q_COPIED, seen=False,
            case="paged"),
-    Mutant("fence_after_the_wait_for_sums_dropped", MATH, "      " + FENCE_AFTER, "",
+    Mutant("fence_after_the_wait_for_sums_dropped", MATH, "    " + FENCE_AFTER, "",
            Kind.TENSOR_FENCE, SUMS, LOADED, seen=False),
     Mutant("fence_before_the_accumulator_is_released_dropped", MATH,
-           "             " + FENCE_BEFORE, "",
+           "          " + FENCE_BEFORE, "",
            Kind.TENSOR_FENCE, SUMS, PRODUCT, seen=False),
-    Mutant("wait_for_loads_dropped", TENSOR, '"tcgen05.wait::ld.sync.aligned;"', '""',
+    Mutant("wait_for_loads_dropped", TENSOR,
+           '"tcgen05.wait::ld.sync.aligned;" : MQA_VALUES_32', '"" : MQA_VALUES_32',
            Kind.PENDING_REGISTER, "belongs to tcgen05.ld", "ptx::max_nan(", seen=False),
     # Places.
     Mutant("wrong_accumulator", MULTIPLY, "memory + slot * Tiling::kBlockColumns",
            "memory + (slot ^ 1) * Tiling::kBlockColumns",
            Kind.UNWRITTEN, MEMORY, STORED),
-    Mutant("wrong_accumulator_loaded", MATH, "slot = number % Tiling::kSlots;",
-           "slot = (number + 1) % Tiling::kSlots;",
-           Kind.RACE, SUMS, PRODUCT),
+    Mutant("wrong_accumulator_loaded", MATH,
+           "slot_of(place, number + i) *", "slot_of(place, number + i + 1) *",
+           Kind.RACE, SUMS, LOADED),
     Mutant("one_accumulator", MULTIPLY, "memory, tiles % Tiling::kSlots, q_scales",
            "memory, 0, q_scales",
            Kind.RACE, SUMS, PRODUCT),
@@ -205,20 +205,23 @@ MUTANTS = (
            Kind.TENSOR_MEMORY, "accesses lanes", LOADED),
     Mutant("stages_off_by_one", MATH, "typename Tiling::StageRing;",
            "Ring<Tiling::kStages - 1>;",
-           Kind.RACE, "k_scale[0]", SCALE.strip()),
-    Mutant("stages_of_others_not_skipped", MATH, "(turn + kTurns - tiles % kTurns) % kTurns", "turn",
+           Kind.DEADLOCK, "mbarrier k_empty[6]", "shared.k_empty[ring.stage]),", case="paged"),
+    Mutant("stages_of_others_not_skipped", MATH,
+           "(place.turn + kTurns - done % kTurns) % kTurns", "place.turn",
            Kind.RACE, SUMS, "ptx::tcgen05_mma_mxf4(sums", case="paged"),
     Mutant("stages_swapped", DENSE, "(ptx::shared_address(shared.k[stage]) +",
            "(ptx::shared_address(shared.k[(stage + 1) % Tiling::kStages]) +",
            Kind.UNWRITTEN, "comes from k[0]", STORED),
     Mutant("last_split_missed", DENSE, "done < Tiling::padded(task.length);",
            "done + kStageRows < Tiling::padded(task.length);",
-           Kind.DEADLOCK, "mbarrier k_full[2]", K_WAITED),
-    Mutant("last_stage_not_multiplied", MULTIPLY, "done < piece.length;",
-           "done + kTileRows < piece.length;",
-           Kind.DEADLOCK, "mbarrier sums_full[1]", SUMS_WAITED),
-    Mutant("store_past_the_row", MATH, "(token - row.start) < row.length)",
-           "(token - row.start) <= row.length)",
+           Kind.DEADLOCK, "mbarrier k_full[", K_WAITED),
+    Mutant("last_stage_not_multiplied", MULTIPLY, "done < Tiling::padded(piece.length);",
+           "done + kTileRows < Tiling::padded(piece.length);",
+           Kind.UNWRITTEN, "comes from k[3]", STORED),
+    Mutant("last_tile_of_a_trip_missed", MATH, "for (int i = 0; i < kTiles; i++) {\n      wait",
+           "for (int i = 0; i < kTiles - (kTiles > 1); i++) {\n      wait",
+           Kind.DEADLOCK, "mbarrier k_empty[3]", EMPTY_WAIT.strip()),
+    Mutant("store_past_the_row", MATH, "token < set.end[row + i]", "token <= set.end[row + i]",
            Kind.OUT_OF_BOUNDS, "of out", STORED),
     # Tensor memory.
     Mutant("memory_never_freed", KERNEL, FREE, "",
@@ -286,8 +289,8 @@ SAME: dict[str, tuple[str, Edit | None, int | None]] = {
     "the_kernel_of_scales_itself": ("mxfp8", None, None),
     "labels_renamed": ("paged", None, None),
     "a_fence_more": ("dense", ("        multiply_tile(", FENCED), None),
-    "a_stage_more": ("dense", None, STAGES["dense"] + 1),
-    "no_more_stages_than_accumulators": ("mxfp8", None, STAGES["mxfp8"] - 1),
+    "more_stages": ("dense", None, 2 * STAGES["dense"]),
+    "no_more_stages_than_accumulators": ("paged", None, STAGES["paged"] - 1),
     # Math arrives there too, once it waited for the sums, and so for the products.
     "a_stage_released_by_math_alone": ("dense", (COMMIT_STAGE, arrives(COMMIT_STAGE)), None),
     "a_block_released_by_math_alone": ("mxfp8", (COMMIT_BLOCK, arrives(COMMIT_BLOCK)), None),

@@ -45,7 +45,8 @@ SCALES, KERNEL = "sm100/score/scales.cuh", "sm100/score/kernel.cuh"
 FEED, DENSE, PAGES = "score/feed.cuh", "score/dense.cuh", "score/paged.cuh"
 TENSOR = "ptx/tcgen05.cuh"
 SUMS_WAIT = (
-    "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[slot_of(place, number)]),\n"
+    "    ptx::mbarrier_wait_parity("
+    "ptx::shared_address(&shared.sums_full[slot_of(place, number)]),\n"
     "                              number / kMine & 1);\n"
 )
 Q_WAIT = (
@@ -108,7 +109,8 @@ MUTANTS = (
     Mutant("sums_waited_for_with_the_wrong_parity", MATH, SUMS_WAIT,
            SUMS_WAIT.replace("& 1)", "& 1 ^ 1)"),
            Kind.RACE, "k_scale[0]", SCALE),
-    Mutant("sums_of_empty_stages_not_waited_for", MATH, "        wait_sums(shared, place, i);\n", "",
+    Mutant("sums_of_empty_stages_not_waited_for", MATH,
+           "        wait_sums(shared, place, i);\n", "",
            Kind.RACE, "k_scale[", "args.k_scale + token,"),
     Mutant("keys_not_waited_for", MULTIPLY, K_WAIT, "",
            Kind.RACE, "k[0]", PRODUCT, seen=False),

@@ -45,7 +45,8 @@ SCALES, KERNEL = "sm100/score/scales.cuh", "sm100/score/kernel.cuh"
 FEED, DENSE, PAGES = "score/feed.cuh", "score/dense.cuh", "score/paged.cuh"
 TENSOR = "ptx/tcgen05.cuh"
 SUMS_WAIT = (
-    "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[slot_of(place, number)]),\n"
+    "    ptx::mbarrier_wait_parity("
+    "ptx::shared_address(&shared.sums_full[slot_of(place, number)]),\n"
     "                              number / kMine & 1);\n"
 )
 Q_WAIT = (
@@ -108,12 +109,13 @@ MUTANTS = (
     Mutant("sums_waited_for_with_the_wrong_parity", MATH, SUMS_WAIT,
            SUMS_WAIT.replace("& 1)", "& 1 ^ 1)"),
            Kind.RACE, "k_scale[0]", SCALE),
-    Mutant("sums_of_empty_stages_not_waited_for", MATH, "        wait_sums(shared, place, i);\n", "",
+    Mutant("sums_of_empty_stages_not_waited_for", MATH,
+           "        wait_sums(shared, place, i);\n", "",
            Kind.RACE, "k_scale[", "args.k_scale + token,"),
     Mutant("keys_not_waited_for", MULTIPLY, K_WAIT, "",
            Kind.RACE, "k[0]", PRODUCT, seen=False),
     Mutant("queries_not_waited_for_by_products", MULTIPLY, Q_WAIT.format("block"), "",
-           Kind.RACE, "piece[0]", "const Piece piece = shared.piece[block];"),
+           Kind.RACE, "piece[0]", "const Piece piece = shared.piece[block];", seen=False),
     Mutant("queries_not_waited_for_by_math", MATH, Q_WAIT.format("stage"), "",
            Kind.UNWRITTEN, "piece[0]", "if (uniform(shared.piece[stage].groups) == 0) break;"),
     Mutant("scales_not_waited_for", MULTIPLY, SCALES_WAIT, "",
@@ -214,7 +216,7 @@ MUTANTS = (
            Kind.UNWRITTEN, "comes from k[0]", STORED),
     Mutant("last_split_missed", DENSE, "done < Tiling::padded(task.length);",
            "done + kStageRows < Tiling::padded(task.length);",
-           Kind.DEADLOCK, "mbarrier k_full[", K_WAITED),
+           Kind.DEADLOCK, "mbarrier k_full[3]", K_WAITED),
     Mutant("last_stage_not_multiplied", MULTIPLY, "done < Tiling::padded(piece.length);",
            "done + kTileRows < Tiling::padded(piece.length);",
            Kind.UNWRITTEN, "comes from k[3]", STORED),

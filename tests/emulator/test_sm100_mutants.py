@@ -216,7 +216,7 @@ MUTANTS = (
            Kind.UNWRITTEN, "comes from k[0]", STORED),
     Mutant("last_split_missed", DENSE, "done < Tiling::padded(task.length);",
            "done + kStageRows < Tiling::padded(task.length);",
-           Kind.DEADLOCK, "mbarrier k_full[3]", K_WAITED),
+           Kind.DEADLOCK, "mbarrier k_full[0]", K_WAITED),
     Mutant("last_stage_not_multiplied", MULTIPLY, "done < Tiling::padded(piece.length);",
            "done + kTileRows < Tiling::padded(piece.length);",
            Kind.UNWRITTEN, "comes from k[3]", STORED),

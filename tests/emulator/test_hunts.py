@@ -12,9 +12,12 @@ from mqa.problem import parse
 from mqa.testing import make_case
 from mqa.testing.check import assert_logits
 
-pytestmark = pytest.mark.skipif(
-    compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
+    ),
+    pytest.mark.no_cover,
+]
 
 HOPPER = {
     "dense_fp8_64_128": "dense fp8 S=9 N=200 H=64 D=128 sms=2 regime=exact windows=random",

@@ -24,9 +24,12 @@ from mqa.cuda.plan import Plan
 from mqa.emulator import Kind
 from mqa.problem import DenseProblem
 
-pytestmark = pytest.mark.skipif(
-    compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
+    ),
+    pytest.mark.no_cover,
+]
 
 CASES = {
     "dense": "dense fp8 S=24 N=400 H=64 D=64 regime=exact",

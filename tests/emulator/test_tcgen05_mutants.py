@@ -13,9 +13,12 @@ from products import FORMATS, compile_product, copied_sources, make_product
 from mqa.cuda import compiler
 from mqa.emulator import Kind
 
-pytestmark = pytest.mark.skipif(
-    compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
+    ),
+    pytest.mark.no_cover,
+]
 SEEDS, DEEP_SEEDS, DEEP_STEP = 20, 200, 50
 
 

@@ -85,10 +85,10 @@ def ptx_for(arch: str, *options: str) -> str:
     flags = [*compiler._include_flags(), f"-arch={arch}", "-std=c++17", "-default-device", *options]
     program = nvrtc.nvrtcCreateProgram(source().encode(), b"intrinsics.cu", 0, [], [])[1]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [x.encode() for x in flags])
-    log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
+    log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
     nvrtc.nvrtcGetProgramLog(program, log)
     assert int(status) == 0, log.decode()
-    text = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
+    text = bytearray(nvrtc.nvrtcGetPTXSize(program)[1])
     nvrtc.nvrtcGetPTX(program, text)
     nvrtc.nvrtcDestroyProgram(program)
     return text.decode().rstrip("\0")

@@ -36,13 +36,13 @@ def cubin(file: str, *defines: str) -> bytes:
     options = [option.encode() for option in (*OPTIONS, *(f"-D{define}" for define in defines))]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if int(status) != 0:
-        log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
+        log = bytearray(checked(nvrtc.nvrtcGetProgramLogSize(program)))
         checked(nvrtc.nvrtcGetProgramLog(program, log))
         raise RuntimeError(f"{file} {' '.join(defines)}: {status.name}\n{log.decode()}")
-    code = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
+    code = bytearray(checked(nvrtc.nvrtcGetCUBINSize(program)))
     checked(nvrtc.nvrtcGetCUBIN(program, code))
     checked(nvrtc.nvrtcDestroyProgram(program))
-    return code
+    return bytes(code)
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from mqa.emulator.memory import (
     Shared,
     rank_of,
     ranked,
+    words_of,
 )
 from mqa.emulator.memory_access import buffers_of
 from mqa.emulator.order import Seen, merge
@@ -33,6 +34,7 @@ from mqa.emulator.parser import Address, Instruction
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
 from mqa.emulator.sync import MBarrier, barrier_at, barrier_places
+from mqa.emulator.tensor_layouts import swizzled
 from mqa.emulator.warp import Wait, lanes
 
 if TYPE_CHECKING:
@@ -62,14 +64,6 @@ def _decode_map(warp: Warp, address: int) -> tuple[TensorMap, int]:
         raise Finding(Kind.DESCRIPTOR, f"there is no tensor map at {address:#x}")
     found: tuple[TensorMap, int] = machine.maps[key]
     return found
-
-
-def swizzled(places: Array, span: int) -> Array:
-    """Where a byte of a tile goes: in a line of 128 bytes, 16-byte chunks change places by the
-    number of the line. `places` are absolute shared addresses."""
-    lines = {0: 0, 32: 1, 64: 3, 128: 7}[span]
-    moved: Array = places ^ (places >> 7 & lines) << 4
-    return moved
 
 
 class Tile:
@@ -164,11 +158,6 @@ class Tile:
         return offsets
 
 
-def _words(chunks: Array) -> Array:
-    """Index of the 4-byte words of 16-byte chunks."""
-    return (chunks[:, None] // 4 + np.arange(4)).ravel()
-
-
 def copy_in(
     warp: Warp,
     name: str,
@@ -182,7 +171,7 @@ def copy_in(
 
     `combines`: `read` gives what it makes of the bytes that are there.
     """
-    words = [_words(chunks) for _, chunks, _ in targets]
+    words = [words_of(chunks) for _, chunks, _ in targets]
     for (shared, chunks, barrier), index in zip(targets, words, strict=True):
         if warp.cta.machine.checks.any:
             warp.cta.keep_barriers(shared, chunks + shared.start, 16, name)
@@ -341,7 +330,7 @@ def _copy_out(
     warp: Warp, lane: int, name: str, chunks: Array, write: Callable[[Array], None]
 ) -> None:
     """Issue a copy from 16-byte chunks of shared memory, in the thread's open bulk group."""
-    shared, index = warp.cta.shared, _words(chunks)
+    shared, index = warp.cta.shared, words_of(chunks)
     shared.acquire(index, name, writes=False)
     warp.stores += 1
     shared.order(index, warp.view, warp.store_party, warp.stores, name)

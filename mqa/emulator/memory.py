@@ -101,6 +101,11 @@ class Buffer:
         return f"byte {address - self.start} of {self.name}, which has {size}"
 
 
+def words_of(chunks: Array) -> Array:
+    """Index of the 4-byte words of 16-byte chunks, in their order; offsets in bytes."""
+    return ((chunks.ravel() >> 2)[:, None] + np.arange(4)).ravel()
+
+
 def host_buffer(name: str, address: int, size: int) -> Buffer:
     """Memory of the host in place. It has to outlive the buffer."""
     origin = address & -16

@@ -16,7 +16,7 @@ from mqa.emulator.alu import Binder, Pending, fail
 from mqa.emulator.engines import OperationsWait
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
-from mqa.emulator.memory import WINDOWS, ranked
+from mqa.emulator.memory import WINDOWS, ranked, words_of
 from mqa.emulator.order import Seen, merge
 from mqa.emulator.parser import Instruction, Operand, Register, Vector
 from mqa.emulator.program import Effect, addresses, effect, number, values
@@ -587,11 +587,6 @@ class Copy(TensorOperation):
         origin = f"{shared.told(place)}, copied by {self.name}"
         for lane in lanes_of_copy(self.shape).T:
             memory.spoil(lane[row], region.first + word, origin)
-
-
-def words_of(chunks: Array) -> Array:
-    """Index of the 4-byte words of 16-byte chunks, in their order."""
-    return ((chunks.ravel() >> 2)[:, None] + np.arange(4)).ravel()
 
 
 @effect("tcgen05.cp")

@@ -19,7 +19,8 @@ from mqa.emulator.floats import Array
 from mqa.emulator.parser import Address, Immediate, Instruction, Operand, Vector
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
-from mqa.emulator.tcgen05 import ctas_of, group_of, issue, words_of
+from mqa.emulator.memory import words_of
+from mqa.emulator.tcgen05 import ctas_of, group_of, issue
 from mqa.emulator.tcgen05_units import (
     DATA_BYTES,
     cells_of,

@@ -65,16 +65,15 @@ def shared_descriptor(bits: int) -> SharedDescriptor:
 
 
 def swizzled(places: Array, span: int) -> Array:
-    """In a line of 128 bytes, 16-byte chunks change places by the number of the line."""
+    """Where a byte goes: in a line of 128 bytes, 16-byte chunks change places by the number of the
+    line. `places` are absolute shared addresses."""
     lines = {0: 0, 32: 1, 64: 3, 128: 7}[span]
     moved: Array = places ^ (places >> 7 & lines) << 4
     return moved
 
 
-@functools.lru_cache(maxsize=4096)
-def chunks_of(bits: int, rows: int, row_bytes: int = 32) -> Array:
+def chunks_along(at: SharedDescriptor, rows: int, row_bytes: int = 32) -> Array:
     """Shared address of each 16-byte chunk of each row of a K-major operand, [rows, chunks]."""
-    at = shared_descriptor(bits)
     row, chunk = np.arange(rows)[:, None], np.arange(row_bytes // CHUNK)
     linear = at.start + row // 8 * at.stride
     if at.span == 0:
@@ -82,21 +81,32 @@ def chunks_of(bits: int, rows: int, row_bytes: int = 32) -> Array:
     return swizzled(linear + row % 8 * at.span + chunk * CHUNK, at.span)
 
 
-@functools.lru_cache(maxsize=4096)
-def chunks_across(bits: int, rows: int, depth: int, per_chunk: int) -> Array:
+def chunks_over(at: SharedDescriptor, rows: int, depth: int, per_chunk: int) -> Array:
     """Shared address of each `per_chunk` rows of an operand whose rows' dimension is contiguous,
     for each of its `depth` elements along K, [depth, rows / per_chunk].
 
-    Without a swizzle `per_chunk` rows on is the stride and 8 elements along K the leading offset;
-    with one a span on is the leading offset, and 8 elements along K the stride.
+    The two offsets change their roles with the swizzle: without it `per_chunk` rows on is the
+    stride and 8 elements along K the leading offset; with it a span on is the leading offset, and 8
+    elements along K the stride.
     """
-    at = shared_descriptor(bits)
     k, group = np.arange(depth)[:, None], np.arange(rows // per_chunk)
     if at.span == 0:
         return at.start + k % 8 * CHUNK + k // 8 * at.leading + group * at.stride
     inside, repeat = group % (at.span // CHUNK), group // (at.span // CHUNK)
     linear = at.start + k % 8 * at.span + k // 8 * at.stride
     return swizzled(linear + inside * CHUNK + repeat * at.leading, at.span)
+
+
+@functools.lru_cache(maxsize=4096)
+def chunks_of(bits: int, rows: int, row_bytes: int = 32) -> Array:
+    """`chunks_along` of a descriptor of Blackwell."""
+    return chunks_along(shared_descriptor(bits), rows, row_bytes)
+
+
+@functools.lru_cache(maxsize=4096)
+def chunks_across(bits: int, rows: int, depth: int, per_chunk: int) -> Array:
+    """`chunks_over` of a descriptor of Blackwell."""
+    return chunks_over(shared_descriptor(bits), rows, depth, per_chunk)
 
 
 _NARROW = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}

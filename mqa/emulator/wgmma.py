@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mqa.emulator.alu import Binder, Pending, Slot, fail
-from mqa.emulator.engines import OperationsWait, swizzled
+from mqa.emulator.engines import OperationsWait
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
+from mqa.emulator.memory import words_of
 from mqa.emulator.order import Order, View
 from mqa.emulator.parser import Immediate, Instruction, Operand, Register, Vector
 from mqa.emulator.program import Effect, effect, number, values
 from mqa.emulator.reports import Finding, Kind
 from mqa.emulator.taint import Taint, decides, put, united
+from mqa.emulator.tensor_layouts import SharedDescriptor, chunks_along, chunks_over
 from mqa.emulator.warp import FULL, Wait, lanes
 from mqa.emulator.units import FORMS, OPCODES, Form, HalfSums, decode, round_half, wrap
 from mqa.testing.accumulators import FusedTruncating, GroupedTruncating
@@ -44,44 +46,26 @@ _SPANS = (0, 128, 64, 32)
 _KNOWN_BITS = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 7 << 49 | 3 << 62
 
 
-def _fields(descriptor: int) -> tuple[int, int, int, int]:
-    """Start, leading and stride offset in bytes, and the swizzle's span."""
-    if descriptor & ~_KNOWN_BITS:
-        raise Finding(Kind.DESCRIPTOR, f"{descriptor:#018x} has bits that no field has")
-    if descriptor >> 49 & 7:
-        raise Finding(
-            Kind.DESCRIPTOR, f"{descriptor:#018x} has a base offset, which is not modelled"
-        )
-    start, leading, stride = ((descriptor >> bit & 0x3FFF) << 4 for bit in (0, 16, 32))
-    return start, leading, stride, _SPANS[descriptor >> 62 & 3]
+def _decoded_descriptor(bits: int) -> SharedDescriptor:
+    if bits & ~_KNOWN_BITS:
+        raise Finding(Kind.DESCRIPTOR, f"{bits:#018x} has bits that no field has")
+    if bits >> 49 & 7:
+        raise Finding(Kind.DESCRIPTOR, f"{bits:#018x} has a base offset, which is not modelled")
+    start, leading, stride = ((bits >> bit & 0x3FFF) << 4 for bit in (0, 16, 32))
+    return SharedDescriptor(start, leading, stride, _SPANS[bits >> 62 & 3])
 
 
 @functools.lru_cache(maxsize=4096)
 def chunks_of(descriptor: int, rows: int) -> Array:
     """Shared address of both 16-byte chunks of each row of a K-major operand, [rows, 2]."""
-    start, leading, stride, span = _fields(descriptor)
-    row, half = np.arange(rows)[:, None], np.arange(2)
-    linear = start + row // 8 * stride
-    if span == 0:
-        return linear + row % 8 * 16 + half * leading
-    return swizzled(linear + row % 8 * span + half * 16, span)
+    return chunks_along(_decoded_descriptor(descriptor), rows)
 
 
 @functools.lru_cache(maxsize=4096)
 def chunks_across(descriptor: int, rows: int) -> Array:
     """Shared address of each 8 rows of an operand whose rows' dimension is contiguous, for each
-    of its 16 elements along K, [16, rows / 8].
-
-    The two offsets change their roles with the swizzle: without it 8 rows on is the stride and 8
-    elements along K the leading offset, with it a span on is the leading offset.
-    """
-    start, leading, stride, span = _fields(descriptor)
-    k, group = np.arange(_K_ACROSS)[:, None], np.arange(rows // 8)
-    if span == 0:
-        return start + k % 8 * 16 + k // 8 * leading + group * stride
-    inside, repeat = group % (span // 16), group // (span // 16)
-    linear = start + k % 8 * span + k // 8 * stride + inside * 16 + repeat * leading
-    return swizzled(linear, span)
+    of its 16 elements along K, [16, rows / 8]."""
+    return chunks_over(_decoded_descriptor(descriptor), rows, _K_ACROSS, 8)
 
 
 @dataclass(frozen=True)
@@ -290,9 +274,9 @@ class Product(Operation):
         shared = self.cta.shared
         if a is not None:
             self.a_chunks = self._place(a, ROWS, across=self.across[0])
-            self.words.append(_words(self.a_chunks))
+            self.words.append(words_of(self.a_chunks))
         self.b_chunks = self._place(b, self.columns, across=self.across[1])
-        self.words.append(_words(self.b_chunks))
+        self.words.append(words_of(self.b_chunks))
         for words in self.words:
             shared.acquire(words, self.name, writes=False, poison=True)
         self.bytes = 4 * sum(len(words) for words in self.words)
@@ -431,10 +415,6 @@ def _fragment_a() -> tuple[Array, Array]:
     column = 4 * (lane % 4) + byte + 16 * (register >> 1)
     # Two bfloat16 or four E4M3 values: the 4 bytes of a register lie side by side in both.
     return row, column
-
-
-def _words(chunks: Array) -> Array:
-    return ((chunks.ravel() >> 2)[:, None] + np.arange(4)).ravel()
 
 
 class Warpgroup:

@@ -9,7 +9,7 @@ from ptx_kernels import kernel
 
 from mqa.cuda.tensor_map import TensorMap, tensor_map
 from mqa.emulator import BoundMap, EmulationError, Kind, run
-from mqa.emulator.engines import swizzled
+from mqa.emulator.tensor_layouts import swizzled
 from mqa.emulator.scheduler import SCHEDULES
 
 WORKED = (

@@ -14,7 +14,7 @@ import pytest
 from tutorials import HERE, Array, once, source
 
 from mqa.emulator import wgmma
-from mqa.emulator.engines import swizzled
+from mqa.emulator.tensor_layouts import swizzled
 
 Tiles = dict[tuple[str, ...], tuple[int, Array]]
 """Descriptor, and the byte of each element, by type, major, span, rows and step along K."""

@@ -159,8 +159,12 @@ def _bits(operand: Immediate, kind: str) -> int:
     return operand.value
 
 
+@functools.cache
 def _view(have: np.dtype[Any], want: np.dtype[Any]) -> Cast | None:
-    """From one dtype to another: the same bits, cut, or extended by the sign of a signed one."""
+    """From one dtype to another: the same bits, cut, or extended by the sign of a signed one.
+
+    Equal casts are one object.
+    """
     if have == want:
         return None
     if have.itemsize == want.itemsize and "b" not in (have.kind, want.kind):
@@ -169,12 +173,19 @@ def _view(have: np.dtype[Any], want: np.dtype[Any]) -> Cast | None:
     return lambda value: value.astype(middle).view(want)
 
 
+Casts = tuple[Cast | None, ...] | None
+
+
 class Formula(NamedTuple):
-    """registers[to] = function(*registers[sources]), where nothing is cast."""
+    """registers[to] = function(*registers[sources]), result and sources cast."""
 
     function: Callable[..., Array]
     to: int
     sources: tuple[int, ...]
+    casts: Casts = None
+    """Of the result, then of the sources; None where there are none."""
+    more: tuple[int, ...] = ()
+    """Where further results go, which the function gives too."""
 
 
 FORMULAS: WeakKeyDictionary[Function, Formula] = WeakKeyDictionary()
@@ -184,9 +195,15 @@ FORMULAS: WeakKeyDictionary[Function, Formula] = WeakKeyDictionary()
 def bind(function: Callable[..., Array], dest: Slot, *sources: Slot) -> Function:
     """registers[dest] = function(registers[source], ...)."""
     bound = _bound(function, dest, sources)
-    if dest[1] is None and not any(cast for _, cast in sources):
-        FORMULAS[bound] = Formula(function, dest[0], tuple(place for place, _ in sources))
+    places, casts = zip(*sources, strict=True) if sources else ((), ())
+    needed = dest[1] is not None or any(casts)
+    FORMULAS[bound] = Formula(function, dest[0], places, (dest[1], *casts) if needed else None)
     return bound
+
+
+def copied(value: Array) -> Array:
+    """What a move does to a value, unless an asynchronous operation owns it."""
+    return value
 
 
 def _bound(function: Callable[..., Array], dest: Slot, sources: tuple[Slot, ...]) -> Function:
@@ -782,6 +799,7 @@ def _copy(b: Binder, target: Register, value: Register) -> Function:
         else:
             values[to] = cast(held) if cast else held
 
+    FORMULAS[run] = Formula(copied, to, (source,), (cast, None) if cast else None)
     return run
 
 
@@ -858,6 +876,7 @@ def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -
 
     cuts = [cut(i) for i in range(len(dests))]
     views = [(place, _bits_as(b.types[place])) for place, _ in dests]
+    places, outs = zip(*dests, strict=True)
 
     def run(values: Registers) -> None:
         given = values[source]
@@ -869,7 +888,22 @@ def _unpack(b: Binder, at: Instruction, value: Operand, to: Vector, kind: str) -
             part = (given >> by).astype(narrow)
             values[place] = out(part) if out else part
 
+    if len(set(outs)) == 1:
+        casts = (outs[0], cast) if cast or outs[0] else None
+        FORMULAS[run] = Formula(_cutting(narrow), places[0], (source,), casts, places[1:])
     return run
+
+
+@functools.cache
+def _cutting(narrow: np.dtype[Any]) -> Callable[..., Any]:
+    """Cuts registers of one dtype into parts, low ones first."""
+
+    def cut(whole: Array) -> Any:
+        parts = whole.view(narrow).reshape(*whole.shape, -1)
+        return [np.ascontiguousarray(parts[..., i]) for i in range(parts.shape[-1])]
+
+    rounding.ELEMENTWISE.add(cut)
+    return cut
 
 
 def _bits_as(dtype: np.dtype[Any]) -> Cast:

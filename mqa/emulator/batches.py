@@ -11,7 +11,7 @@ one instruction after the other, which is right always and knows where an error 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mqa.emulator import floats, rounding
-from mqa.emulator.alu import FORMULAS, LANES, Formula, Function, Registers
+from mqa.emulator.alu import FORMULAS, LANES, Casts, Formula, Function, Registers, copied
 from mqa.emulator.floats import Array
 from mqa.emulator.reports import Finding
 
@@ -29,6 +29,9 @@ _SUMS: dict[Any, int] = {floats.fma_f32: LANES, rounding.PAIR_FMA: 2 * LANES}
 """Sums of products, and how many float32 values a row of operands has."""
 
 Blocks = list[Any]
+Reader = Callable[[Registers, Blocks], Array]
+Key = tuple[Any, Casts]
+"""What instructions that become one call have in common: a function and its casts."""
 MicroStep = Callable[[Registers, Blocks], None]
 Version = tuple[int, int]
 """A register, and how often the run has written it before."""
@@ -49,11 +52,18 @@ class _Node:
 
     function: Function
     formula: Formula | None
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
     operands: tuple[Version, ...] = ()
     result: Version = (-1, 0)
+    more: tuple[Version, ...] = ()
     level: int = 0
     factors_level: int = 0
     """Of an fma: when its product can be formed."""
+
+    @property
+    def key(self) -> Key | None:
+        return self.formula and (self.formula.function, self.formula.casts)
 
 
 class Batched:
@@ -92,7 +102,7 @@ def _nodes(run: Sequence[Instruction]) -> list[_Node]:
     read: dict[int, int] = defaultdict(lambda: -1)
     nodes = []
     for at in run:
-        node = _Node(at.function, _formula(at.function))
+        node = _Node(at.function, _formula(at.function), at.reads, at.writes)
         if node.formula is not None:
             node.operands = tuple((place, versions[place]) for place in node.formula.sources)
             factors = node.formula.sources[:2]
@@ -107,19 +117,45 @@ def _nodes(run: Sequence[Instruction]) -> list[_Node]:
             written[place] = node.level
         if node.formula is not None:
             node.result = (node.formula.to, versions[node.formula.to])
+            node.more = tuple((place, versions[place]) for place in node.formula.more)
         nodes.append(node)
     return nodes
 
 
 def _formula(function: Function) -> Formula | None:
     found = FORMULAS.get(function)
-    if found is not None and (found.function in rounding.ELEMENTWISE or found.function in _SUMS):
-        return found
-    return None
+    if found is None or (found.function in _SUMS and found.casts is not None):
+        return None
+    known = found.function in _SUMS or found.function in rounding.ELEMENTWISE
+    return found if known or found.function is copied else None
 
 
 def _is_sum(node: _Node) -> bool:
     return node.formula is not None and node.formula.function in _SUMS
+
+
+def _chains(nodes: list[_Node]) -> dict[int, list[_Node]]:
+    """Chains of sums that have no equals at their levels, by the identity of each of their nodes.
+
+    All of a chain are executed when the last one is. So nobody else in the run may read or write
+    the registers of the others, nor write the first addend's later.
+    """
+    uses = Counter(place for node in nodes for place in node.reads)
+    writes = Counter(place for node in nodes for place in node.writes)
+    alone = Counter((node.level, node.key) for node in nodes)
+    sums = {node.result: node for node in nodes if _is_sum(node)}
+    chains: dict[int, list[_Node]] = {}
+    for node in sums.values():
+        if alone[node.level, node.key] > 1:
+            continue
+        place, version = addend = node.operands[2]
+        before = chains.get(id(sums.get(addend)))
+        if before is not None and before[-1].key == node.key and uses[place] == writes[place] == 1:
+            before.append(node)
+            chains[id(node)] = before
+        elif version == writes[place]:
+            chains[id(node)] = [node]
+    return {key: chain for key, chain in chains.items() if len(chain) >= _FEWEST}
 
 
 @dataclass(slots=True)
@@ -135,9 +171,9 @@ class _Compiler:
     def pays(self) -> bool:
         groups: dict[Any, int] = defaultdict(int)
         for node in self.nodes:
-            if node.formula is not None:
+            if node.formula is not None and node.formula.function is not copied:
                 level = 0 if _is_sum(node) else node.level
-                groups[level, node.formula.function] += 1
+                groups[level, node.key] += 1
         return max(groups.values(), default=0) >= 2 * _FEWEST
 
     def compile(self) -> Batched:
@@ -148,35 +184,65 @@ class _Compiler:
             if node.formula is not None and _is_sum(node):
                 products[node.factors_level][node.formula.function].append(node)
         steps: list[MicroStep] = []
+        chains = _chains(self.nodes)
         for level in range(max(levels) + 1):
             steps += [self._product(group) for group in products[level].values()]
-            groups: dict[Any, list[_Node]] = defaultdict(list)
+            groups: dict[Key | None, list[_Node]] = defaultdict(list)
             for node in levels[level]:
-                groups[node.formula and node.formula.function].append(node)
-            for function, group in groups.items():
-                steps += self._group(function, group)
+                chain = chains.get(id(node))
+                if chain is None:
+                    groups[node.key].append(node)
+                elif node is chain[-1]:
+                    steps.append(self._chain(chain))
+            for key, group in groups.items():
+                steps += self._group(key, group)
         return Batched(steps, self.blocks, self.totals)
 
     def _new_block(self) -> int:
         self.blocks += 1
         return self.blocks - 1
 
-    def _group(self, function: Any, group: list[_Node]) -> Iterable[MicroStep]:
-        if function in _SUMS:
+    def _group(self, key: Key | None, group: list[_Node]) -> Iterable[MicroStep]:
+        if key is not None and key[0] in _SUMS:
             yield self._sum(self._aligned(group, 2))
-        elif function is None or len(group) < _FEWEST:
+        elif key is not None and key[0] is copied:
+            yield self._copies(group)
+        elif key is None or len(group) < _FEWEST:
             for node in group:
                 yield _alone(node.function)
         else:
-            yield self._elementwise(function, group)
+            yield self._elementwise(*key, group)
+
+    def _copies(self, group: list[_Node]) -> MicroStep:
+        """Copies of what stands in a block without casts stand there too."""
+        pairs = []
+        for node in group:
+            formula = node.formula
+            assert formula is not None
+            if formula.casts is None and node.operands[0] in self.rows:
+                self.rows[node.result] = self.rows[node.operands[0]]
+            pairs.append((formula.to, formula.sources[0], formula.casts, node.function))
+
+        def step(values: Registers, blocks: Blocks) -> None:
+            for to, source, casts, alone in pairs:
+                value = values[source]
+                if casts is None and type(value) is np.ndarray:
+                    values[to] = value
+                else:
+                    alone(values)
+
+        return step
 
     def _aligned(self, group: list[_Node], operand: int) -> list[_Node]:
         """In the order in which an operand's rows stand already, if they do."""
         return sorted(group, key=lambda node: self.rows.get(node.operands[operand], (-1, 0)))
 
-    def _elementwise(self, function: Any, group: list[_Node]) -> MicroStep:
+    def _elementwise(self, function: Any, casts: Casts, group: list[_Node]) -> MicroStep:
         count = len(group[0].operands)
         readers = [self._reader([node.operands[i] for node in group]) for i in range(count)]
+        if group[0].more:
+            return self._cut(_with_casts(function, casts), readers[0], group)
+        function = _with_casts(function, casts)
         block, places = self._results(group)
 
         def step(values: Registers, blocks: Blocks) -> None:
@@ -184,6 +250,23 @@ class _Compiler:
             blocks[block] = out = _rows(out, len(places))
             for place, row in zip(places, out, strict=True):
                 values[place] = row
+
+        return step
+
+    def _cut(self, function: Any, reader: Reader, group: list[_Node]) -> MicroStep:
+        """Results of an instruction are rows of as many blocks."""
+        parts = []
+        for results in zip(*((node.result, *node.more) for node in group), strict=True):
+            parts.append((block := self._new_block(), [place for place, _ in results]))
+            for row, version in enumerate(results):
+                self.rows[version] = (block, row)
+
+        def step(values: Registers, blocks: Blocks) -> None:
+            found = function(reader(values, blocks))
+            for (block, places), part in zip(parts, found, strict=True):
+                blocks[block] = rows = _rows(part, len(places))
+                for place, row in zip(places, rows, strict=True):
+                    values[place] = row
 
         return step
 
@@ -221,13 +304,33 @@ class _Compiler:
 
         return step
 
+    def _chain(self, chain: list[_Node]) -> MicroStep:
+        """Sums of which each is the addend of the next one."""
+        product = self._reader([_product_of(node) for node in chain])
+        addend = self._reader([chain[0].operands[2]])
+        total = self._new_block()
+        self.totals.append(total)
+        places = [node.result[0] for node in chain]
+        dtype = np.dtype(np.float32 if _width(chain) == LANES else np.uint64)
+
+        def step(values: Registers, blocks: Blocks) -> None:
+            sums = product(values, blocks).copy()
+            blocks[total] = sums
+            given = addend(values, blocks).view(np.float32).reshape(-1)
+            for place, exact in zip(places, sums, strict=True):
+                exact += given
+                given = exact.astype(np.float32)
+                values[place] = given.view(dtype)
+
+        return step
+
     def _results(self, group: list[_Node]) -> tuple[int, list[int]]:
         block = self._new_block()
         for row, node in enumerate(group):
             self.rows[node.result] = (block, row)
         return block, [node.result[0] for node in group]
 
-    def _reader(self, wanted: list[Version]) -> Callable[[Registers, Blocks], Array]:
+    def _reader(self, wanted: list[Version]) -> Reader:
         """Rows of a block where they stand in one in this order, else gathered from registers."""
         places = [place for place, _ in wanted]
         known = [self.rows.get(version) for version in wanted]
@@ -243,13 +346,11 @@ class _Compiler:
             return lambda values, blocks: values[place]
         return self._gathering(wanted, places)
 
-    def _picked(self, known: list[Any]) -> Callable[[Registers, Blocks], Array]:
+    def _picked(self, known: list[Any]) -> Reader:
         """Products that stand apart: no register holds them."""
         return lambda values, blocks: np.stack([blocks[block][row] for block, row in known])
 
-    def _gathering(
-        self, wanted: list[Version], places: list[int]
-    ) -> Callable[[Registers, Blocks], Array]:
+    def _gathering(self, wanted: list[Version], places: list[int]) -> Reader:
         key = tuple(wanted)
         if key in self.gathered:
             kept = self.gathered[key]
@@ -279,6 +380,20 @@ def _rows(out: Array, count: int) -> Array:
     if out.ndim == 2 and len(out) == count:
         return out
     return np.ascontiguousarray(np.broadcast_to(out, (count, out.shape[-1])))
+
+
+def _with_casts(function: Any, casts: Casts) -> Any:
+    if casts is None:
+        return function
+    out, *ins = casts
+
+    def converted(*given: Array) -> Any:
+        result = function(*(cast(x) if cast else x for cast, x in zip(ins, given, strict=True)))
+        if out is None:
+            return result
+        return [out(part) for part in result] if isinstance(result, list) else out(result)
+
+    return converted
 
 
 def _product_of(node: _Node) -> Version:

@@ -197,3 +197,75 @@ def test_equal_instructions_give_equal_rows_at_once() -> None:
     lines = [f"mov.b64 %rd{8 + i}, {{%f0, %f{1 + i % 2}}};" for i in range(12)]
     lines += [f"fma.rn.f32x2 %rd{30 + i}, %rd8, %rd9, %rd8;" for i in range(12)]
     assert same_at_once(*packed_run(lines))
+
+
+def drawn_with_casts(rng: np.random.Generator, length: int) -> list[str]:
+    """Float arithmetic in registers without a type too, moves between them, and chains of sums
+    whose links others may read or write."""
+    lines = list(PACKED)
+    for _ in range(length):
+        d, a, b = (f"%{rng.choice(('f', 'r'))}{i}" for i in rng.integers(0, 24, 3))
+        match rng.integers(0, 8):
+            case 0 | 1:
+                lines.append(f"{rng.choice(BINARY)} {d}, {a}, {b};")
+            case 2:
+                lines.append(f"abs.f32 {d}, {a};")
+            case 3 | 4:
+                lines.append(f"mov.b32 {d}, {a};")
+            case 5:
+                low, high = rng.choice(24, 2, replace=False)
+                lines.append(f"mov.b64 {{%r{low}, %r{high}}}, %rd{rng.integers(0, 16)};")
+            case 6:
+                lines.append(f"mov.b64 %rd{rng.integers(0, 16)}, {{{a}, {b}}};")
+            case 7:
+                links = 30 + rng.permutation(8)[: rng.integers(4, 9)]
+                factor = f"%rd{rng.integers(0, 16)}, %rd{rng.integers(0, 16)}"
+                before = f"%rd{rng.integers(0, 16)}"
+                for link in (*links, rng.integers(0, 38)):
+                    lines.append(f"fma.rn.f32x2 %rd{link}, {factor}, {before};")
+                    before = f"%rd{rng.choice((link, rng.integers(0, 38)), p=(0.9, 0.1))}"
+    return lines
+
+
+def test_random_runs_with_casts_and_chains_give_the_same_at_once() -> None:
+    at_once = 0
+    for seed in range(60):
+        lines = drawn_with_casts(np.random.default_rng(seed), 30 + seed)
+        at_once += same_at_once(*packed_run(lines))
+    assert at_once > 40
+
+
+def test_a_chain_that_nobody_else_reads_is_one_step() -> None:
+    chain = [f"fma.rn.f32x2 %rd{31 + i}, %rd{i}, %rd30, %rd{30 + i};" for i in range(16)]
+    run, values = packed_run([*PACKED, *chain])
+    assert same_at_once(run, values)
+    assert run.batched is not None
+    assert len(run.batched._steps) == 1 + 1 + 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "mov.b64 %rd50, %rd38;",
+        "mov.b64 {%f50, %f51}, %rd38;",
+        "add.rn.f32x2 %rd38, %rd0, %rd1;",
+        "add.rn.f32x2 %rd30, %rd0, %rd1;",
+    ],
+)
+@pytest.mark.parametrize("at", [1, 8, 9, 16])
+def test_a_chain_waits_for_nobody_who_reads_or_writes_its_registers(other: str, at: int) -> None:
+    chain = [f"fma.rn.f32x2 %rd{31 + i}, %rd{i}, %rd29, %rd{30 + i};" for i in range(16)]
+    assert same_at_once(*packed_run([*PACKED, *chain[:at], other, *chain[at:]]))
+
+
+def test_relus_of_registers_without_a_type_are_executed_at_once() -> None:
+    """As NVRTC writes them: views of dots, their relu, and its bits packed."""
+    lines = [f"mov.b32 %r{50 + i}, %f{i};" for i in range(16)]
+    lines += [f"max.NaN.f32 %r{70 + i}, %r{50 + i}, %r40;" for i in range(16)]
+    lines += [f"mov.b32 %r{90 + i}, %r{70 + i};" for i in range(16)]
+    lines += [f"mov.b64 %rd{i}, {{%r{90 + 2 * i}, %r{91 + 2 * i}}};" for i in range(8)]
+    lines += [f"mov.b64 {{%r{110 + 2 * i}, %r{111 + 2 * i}}}, %rd{i};" for i in range(8)]
+    run, values = packed_run(lines)
+    assert same_at_once(run, values)
+    assert run.batched is not None
+    assert len(run.batched._steps) == 5

@@ -66,6 +66,7 @@ def _field(facts: list[str], key: str) -> str:
 
 
 @needs_nvrtc
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "line",
     [

@@ -90,6 +90,7 @@ def launched(line: str, seed: int) -> str:
     return launch.kernel
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("kernel", SOME, ids=str)
 def test_a_kernel_of_the_covering_set_is_bitwise_the_definition(kernel: Kernel) -> None:
     number = SOME.index(kernel)
@@ -103,6 +104,7 @@ def test_every_other_kernel_is_bitwise_the_definition(first: int) -> None:
         assert launched(line_for(kernel, number, "exact"), number) == str(kernel)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("kernel", SOME[::2], ids=str)
 def test_a_kernel_is_within_the_tolerance_of_its_accumulator_model(kernel: Kernel) -> None:
     check(line_for(kernel, SOME.index(kernel), "bounded"))
@@ -183,6 +185,7 @@ def test_nothing_to_score_still_cleans(fmt: str) -> None:
     assert run(case_of(f"paged {fmt} {line}")).eq(-torch.inf).all()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("how", SCHEDULES)
 def test_every_schedule_and_seed_gives_the_same_bits(fmt: str, how: str) -> None:
@@ -194,6 +197,7 @@ def test_every_schedule_and_seed_gives_the_same_bits(fmt: str, how: str) -> None
         assert len(launches) == 1
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_row_has_the_same_bits_in_every_company(fmt: str) -> None:
     """Alone, among others, compressed, in pages, with bfloat16 weights, wherever its window is."""
@@ -214,6 +218,7 @@ def test_a_row_has_the_same_bits_in_every_company(fmt: str) -> None:
         assert_bitwise(mqa.fp8_fp4_paged_mqa_logits(**arguments), want, replay=f"{P} {next_n}")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("contents", CONTENTS)
 @pytest.mark.parametrize("paged", [False, True])
 def test_contents_of_a_schedule_do_not_change_bits(contents: str, paged: bool) -> None:
@@ -311,6 +316,7 @@ def test_the_zero_plateau_is_plus_zero(fmt: str, paged: bool) -> None:
         assert_bitwise(run(case, weights=weights), want)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("fault", BOUNDED_FAULTS, ids=[fault.name for fault in BOUNDED_FAULTS])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_bounded_cases_show_every_fault_on_every_seed(fmt: str, fault: Any) -> None:

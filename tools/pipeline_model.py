@@ -200,8 +200,8 @@ def markdown_tables(path: Path = COUNTS) -> str:
     if counts:
         facts = json.loads(path.read_text("utf-8"))
         note = (
-            f"FMA, ALU and issue are counted in kernels {facts['sources']}, compiled for "
-            f"{facts['arch']} by NVRTC {facts['nvrtc']}: {facts['how']}.\n"
+            f"FMA, ALU and issue are counted in kernels compiled for {facts['arch']} by NVRTC "
+            f"{facts['nvrtc']}: {facts['how']}.\n"
             + (note if any((k, h, 128) not in counts for k in ELEMENTS for h in HEADS) else "")
         )
     first, *rest = map(markdown, made)

@@ -35,7 +35,7 @@ from sass import Flow, Instruction, parse  # noqa: E402
 ARCH = "sm_100f"
 ISSUE_LANES = 128
 PACKAGE = "nvidia-cuda-nvdisasm"
-_PACKED_ADD, _LOAD, _STORE = "FFMA2", "LDTM", "STG"
+_PACKED_ADD, _LOAD, _SHARED_LOAD, _STORE = "FFMA2", "LDTM", "LDS", "STG"
 _FMA = {
     **dict.fromkeys(("FFMA", "FADD", "FMUL", "HFMA2", "HADD2", "HMUL2"), 1),
     **dict.fromkeys(("FFMA2", "FADD2", "FMUL2", "IMAD"), 2),
@@ -117,13 +117,15 @@ def disassembled(image: bytes) -> str:
 
 
 def count(kind: str, heads: int, dim: int = 128, logits: str = "float32") -> dict[str, Any]:
-    """A dense kernel's entry: clocks a pair, instructions a head element, spilled bytes."""
+    """A dense kernel's entry: clocks and loads from shared memory a pair, instructions a head of a
+    pair, spilled bytes."""
     t = sm100_tiles.dense_tiles(heads, dim, ELEMENTS[kind])
     binary = cache.get(sm100.kernel(sm100.DENSE, t, logits), ARCH)
     loop, usage = math_loop(parse(disassembled(binary.image))), compiler.usage(binary)
     return {
         **{"format": kind, "H": heads, "D": dim},
         **clocks(loop, heads),
+        "shared_loads": round(_count(loop, _SHARED_LOAD) * heads / elements(loop), 4),
         "instructions_per_element": round(len(loop) / elements(loop), 3),
         "spilled_bytes": usage and usage.spill_bytes,
     }

@@ -45,7 +45,7 @@ def counted(counter: ModuleType) -> Callable[..., dict[str, Any]]:
 
 def clocks(model: ModuleType, one: dict[str, Any]) -> dict[str, float]:
     """A pair, by unit."""
-    math = model.Counted(one["fma"], one["alu"], one["issue"])
+    math = model.Counted(one["fma"], one["alu"], one["issue"], one["shared_loads"])
     tile = model.tile_of(one["format"], one["H"], one["D"], counted=math)
     return {unit: tile.clocks[unit] / tile.pairs for unit in UNITS}
 

@@ -50,9 +50,11 @@ def test_tiles_with_block_scales(
 def test_counts_take_the_place_of_the_least_work_and_change_the_bottleneck(
     model: ModuleType,
 ) -> None:
-    tile = model.tile_of("mxfp4", 64, 128, counted=model.Counted(fma=0.5, alu=0.6, issue=0.75))
+    tile = model.tile_of("mxfp4", 64, 128, counted=model.Counted(0.5, 0.6, 0.75, shared_loads=0.25))
     assert tile.clocks["FMA"] == 0.5 * tile.pairs
     assert tile.clocks["issue"] == 0.75 * tile.pairs
+    bare = model.tile_of("mxfp4", 64, 128)
+    assert tile.clocks["shared memory"] == bare.clocks["shared memory"] + 0.25 * tile.pairs / 32
     assert tile.bottleneck == "issue"
     assert tile.clocks_per_pair == 0.75
 
@@ -70,14 +72,15 @@ def test_keys_from_memory_and_narrow_logits(model: ModuleType) -> None:
 
 def test_tables_mark_what_was_not_counted(model: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "counts.json"
-    one = {"format": "fp8", "H": 64, "D": 128, "fma": 0.8, "alu": 0.5, "issue": 1.25}
-    facts = {"sources": "0123456789ab", "arch": "sm_100f", "nvrtc": "1.2.3", "how": "by hand"}
+    one = {"format": "fp8", "H": 64, "D": 128}
+    one |= {"fma": 0.8, "alu": 0.5, "issue": 1.25, "shared_loads": 1.0}
+    facts = {"arch": "sm_100f", "nvrtc": "1.2.3", "how": "by hand"}
     path.write_text(json.dumps(facts | {"kernels": [one]}))
     text = model.markdown_tables(path)
     assert "| fp8 H=64 | 256 | 512 | 512 | 532 | 256 | 410 | 256 | 640 |" in text
     assert "| issue | 1.250 |" in text
     assert "| fp8 H=32 * |" in text
-    assert "kernels 0123456789ab, compiled for sm_100f by NVRTC 1.2.3: by hand." in text
+    assert "kernels compiled for sm_100f by NVRTC 1.2.3: by hand." in text
     assert "not counted" in text
     bare = model.markdown_tables(tmp_path / "none.json")
     assert "| fp8 H=64 * |" in bare

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from mqa.cli.tables import TextTable, markdown  # noqa: E402
 from mqa.cuda import sm100_tiles  # noqa: E402
+from mqa.cuda.plan import WARP  # noqa: E402
 
 ELEMENTS = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4"}
 HEADS = (8, 16, 32, 64, 128)
@@ -51,6 +52,9 @@ class Counted:
     fma: float
     alu: float
     issue: float
+    shared_loads: float
+    """A pair and thread; one of a warp takes a clock of shared memory, if lanes read 4 bytes each
+    or all the same."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +101,10 @@ def tile_of(
     keys = _KEYS * (t.row_bytes + _SCALE_BYTES)
     written = pairs * logit_bytes
     least = pairs * heads * 2 / (FMA_LANES + ALU_LANES)
+    loads = _scale_loads(t) if counted is None else counted.shared_loads * pairs / WARP
     clocks = {
         "tensor": _KEYS * columns * dim / TENSOR_MACS[kind],
-        "shared memory": _shared_bytes(t) / SHARED_BYTES,
+        "shared memory": _shared_bytes(t) / SHARED_BYTES + loads,
         "tensor memory": _KEYS * columns * _DOT_BYTES / TENSOR_MEMORY_BYTES,
         "FMA": least if counted is None else counted.fma * pairs,
         "ALU": least if counted is None else counted.alu * pairs,
@@ -112,12 +117,19 @@ def tile_of(
 
 
 def _shared_bytes(t: sm100_tiles.Tiles) -> int:
-    """Bytes to and from shared memory for one tile: keys and their scales come, both operands are
-    read once, scales are read by math (a warp of each set) or ordered and copied."""
+    """Bytes to and from shared memory for one tile, but for what math reads: keys and their scales
+    come, both operands are read once, block scales are ordered and copied."""
     scales = _KEYS * _SCALE_BYTES
     operands = (_KEYS + t.columns) * t.row_bytes
-    trips = _BLOCK_SCALE_TRIPS if t.scaled else t.sets
-    return t.k_bytes + operands + scales * (1 + trips)
+    return t.k_bytes + operands + scales * (1 + (_BLOCK_SCALE_TRIPS if t.scaled else 0))
+
+
+def _scale_loads(t: sm100_tiles.Tiles) -> int:
+    """Loads of warps that a tile takes at least: each set reads the keys' scales."""
+    return 0 if t.scaled else t.sets * _KEYS // WARP
+
+
+_COUNTED = tuple(field.name for field in fields(Counted))
 
 
 def read_counts(path: Path = COUNTS) -> dict[tuple[str, int, int], Counted]:
@@ -126,7 +138,7 @@ def read_counts(path: Path = COUNTS) -> dict[tuple[str, int, int], Counted]:
         return {}
     kernels = json.loads(path.read_text("utf-8"))["kernels"]
     return {
-        (one["format"], one["H"], one["D"]): Counted(one["fma"], one["alu"], one["issue"])
+        (one["format"], one["H"], one["D"]): Counted(*(one[field] for field in _COUNTED))
         for one in kernels
     }
 
@@ -200,8 +212,8 @@ def markdown_tables(path: Path = COUNTS) -> str:
     if counts:
         facts = json.loads(path.read_text("utf-8"))
         note = (
-            f"FMA, ALU and issue are counted in kernels {facts['sources']}, compiled for "
-            f"{facts['arch']} by NVRTC {facts['nvrtc']}: {facts['how']}.\n"
+            f"FMA, ALU and issue are counted in kernels compiled for {facts['arch']} by NVRTC "
+            f"{facts['nvrtc']}: {facts['how']}.\n"
             + (note if any((k, h, 128) not in counts for k in ELEMENTS for h in HEADS) else "")
         )
     first, *rest = map(markdown, made)

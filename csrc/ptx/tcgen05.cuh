@@ -99,40 +99,22 @@ __device__ __forceinline__ constexpr uint32_t mxf4_instruction(uint32_t first) {
 }
 
 // The same with scales of 32 elements in tensor memory: over 32 elements of E4M3, or 64 of E2M1.
-__device__ __forceinline__ void tcgen05_mma_mxf8f6f4(uint32_t d,
-                                                     uint64_t a,
-                                                     uint64_t b,
-                                                     uint32_t instruction,
-                                                     uint32_t a_scales,
-                                                     uint32_t b_scales,
-                                                     bool adds) {
-  asm volatile("{\n"
-               ".reg .pred p;\n"
-               "setp.ne.b32 p, %6, 0;\n"
-               "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.block32 "
-               "[%0], %1, %2, %3, [%4], [%5], p;\n"
-               "}" ::"r"(d),
-               "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales),
-               "r"(static_cast<uint32_t>(adds))
-               : "memory");
-}
-__device__ __forceinline__ void tcgen05_mma_mxf4(uint32_t d,
-                                                 uint64_t a,
-                                                 uint64_t b,
-                                                 uint32_t instruction,
-                                                 uint32_t a_scales,
-                                                 uint32_t b_scales,
-                                                 bool adds) {
-  asm volatile("{\n"
-               ".reg .pred p;\n"
-               "setp.ne.b32 p, %6, 0;\n"
-               "tcgen05.mma.cta_group::1.kind::mxf4.block_scale.block32 "
-               "[%0], %1, %2, %3, [%4], [%5], p;\n"
-               "}" ::"r"(d),
-               "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales),
-               "r"(static_cast<uint32_t>(adds))
-               : "memory");
-}
+#define MQA_MMA_BLOCK_SCALED(name, kind)                                                           \
+  __device__ __forceinline__ void name(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction,   \
+                                       uint32_t a_scales, uint32_t b_scales, bool adds) {          \
+    asm volatile("{\n"                                                                             \
+                 ".reg .pred p;\n"                                                                 \
+                 "setp.ne.b32 p, %6, 0;\n"                                                         \
+                 "tcgen05.mma.cta_group::1.kind::" kind                                            \
+                 ".block_scale.block32 [%0], %1, %2, %3, [%4], [%5], p;\n"                         \
+                 "}" ::"r"(d),                                                                     \
+                 "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales),                   \
+                 "r"(static_cast<uint32_t>(adds))                                                  \
+                 : "memory");                                                                      \
+  }
+MQA_MMA_BLOCK_SCALED(tcgen05_mma_mxf8f6f4, "mxf8f6f4")
+MQA_MMA_BLOCK_SCALED(tcgen05_mma_mxf4, "mxf4")
+#undef MQA_MMA_BLOCK_SCALED
 
 #define MQA_VALUES_8(constraint, i)                                                                \
   constraint(v[i]), constraint(v[i + 1]), constraint(v[i + 2]), constraint(v[i + 3]),              \

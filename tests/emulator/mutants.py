@@ -7,7 +7,7 @@ import functools
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,26 @@ from mqa.problem import DenseProblem, parse
 from mqa.reference import schedule
 from mqa.testing import Case, assert_logits, make_case
 
+MARKS = [
+    pytest.mark.skipif(
+        compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
+    ),
+    pytest.mark.no_cover,
+]
 PARTS = 2
 """CTAs of a launch."""
+SEEDS, DEEP_SEEDS, DEEP_STEP = 20, 200, 50
+"""Of hunts."""
+EMPTY_ROW = 11
+"""Of dense cases; paged ones have such a request."""
+FEED, DENSE, PAGES = "score/feed.cuh", "score/dense.cuh", "score/paged.cuh"
+# Lines of the sources that both architectures share.
+LOAD_K = "ptx::cp_async_bulk_tensor_2d_load(ptx::shared_address(shared.k[stage])"
+EMPTY_WAIT = (
+    "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]), "
+    "ring.parity ^ 1);\n"
+)
+RANGE_WAIT = "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);\n"
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,9 @@ class Mutant:
     seen: bool = True
     """Whether logits would be wrong, or never come, where nothing is checked and nothing late."""
     case: str = "dense"
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def compile_mutant(mutant: Mutant, kernel: Kernel, folder: Path, arch: str) -> Binary:
@@ -222,6 +243,13 @@ def assert_found(mutant: Mutant, launch: Launch, folder: Path, seeds: range) -> 
     return found
 
 
+def assert_found_again(launch: Launch, report: Report | None, folder: Path) -> None:
+    """The same seed gives the same report."""
+    binary = compile_from(folder / "csrc", launch.plan.kernel, launch.arch)
+    assert report is not None
+    assert launch.report(binary, "hunt", report.seed) == report
+
+
 def assert_seen_or_not(mutant: Mutant, launch: Launch, folder: Path) -> None:
     """What a test of results alone sees, where copies and products are early as they mostly are."""
     binary = launch.compiled(mutant, folder)
@@ -236,6 +264,20 @@ def assert_most_are_named(mutants: Sequence[Mutant]) -> None:
     assert 15 * len(named) >= 13 * len(mutants)
     assert all(mutant.names and mutant.at for mutant in named)
     assert sum(not mutant.seen for mutant in mutants) >= 5
+
+
+def with_slow_ones(mutants: Iterable[Mutant | str], quick: Collection[str]) -> list[Any]:
+    """Parameters of a test: all of them, those that are not `quick` for the deep profile."""
+    return [
+        pytest.param(one, id=str(one), marks=() if str(one) in quick else pytest.mark.slow)
+        for one in mutants
+    ]
+
+
+def relabelled(binary: Binary) -> Binary:
+    """The same with other names of labels."""
+    assert "$L__" in binary.ptx
+    return dataclasses.replace(binary, ptx=binary.ptx.replace("$L__", "$other_"))
 
 
 def hunt_nothing(launch: Launch, binary: Binary, seeds: range) -> None:

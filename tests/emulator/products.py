@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from mqa.cuda.tensor_map import tensor_map
 from mqa.emulator import BoundMap, EmulationError, Report, run
 
 Array = np.ndarray[Any, Any]
-HERE = Path(__file__).resolve().parent / "blackwell"
+SOURCE = Path(__file__).resolve().parent / "blackwell" / "product.cuh"
 ARCH = "sm_100f"
 FORMATS = {"fp8": "kFp8", "mxfp8": "kMxFp8", "mxfp4": "kMxFp4"}
 ROWS, COLUMNS, STEP_BYTES, WARPS, CTAS = 128, 64, 128, 6, 2
@@ -29,22 +28,19 @@ E4M3_INTEGERS = (0xC4, 0xC0, 0xB8, 0x00, 0x38, 0x40, 0x44)
 E2M1_NUMBERS = {0: 0.0, 1: 0.5, 2: 1.0, 4: 2.0, 5: 3.0, 10: -1.0, 11: -1.5, 14: -4.0}
 
 
-def compile_product(format: str, sources: Path = HERE) -> Binary:
+def compile_product(format: str, source: Path = SOURCE) -> Binary:
     template = f"mqa::test::Format::{FORMATS[format]}"
-    return compiler.compile_kernel(
-        Kernel(str(sources / "product.cuh"), "mqa::test::product", (template,)), ARCH
-    )
+    return compiler.compile_kernel(Kernel(str(source), "mqa::test::product", (template,)), ARCH)
 
 
-def copied_sources(folder: Path, file: str, before: str, after: str) -> Path:
-    """The kernel's sources with one edit, which has to fit exactly once."""
-    shutil.copytree(HERE, folder / "blackwell")
-    path = folder / "blackwell" / file
-    text = path.read_text()
+def edited(folder: Path, before: str, after: str) -> Path:
+    """A copy of the kernel's source with one edit, which has to fit exactly once."""
+    text = SOURCE.read_text()
     if text.count(before) != 1:
-        raise ValueError(f"{before!r}: {text.count(before)} places in {file}, expected 1")
+        raise ValueError(f"{before!r}: {text.count(before)} places, expected 1")
+    path = folder / SOURCE.name
     path.write_text(text.replace(before, after))
-    return folder / "blackwell"
+    return path
 
 
 @dataclass

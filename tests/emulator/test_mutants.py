@@ -7,28 +7,36 @@ from pathlib import Path
 
 import pytest
 from mutants import (
+    DEEP_SEEDS,
+    DEEP_STEP,
+    DENSE,
+    EMPTY_ROW,
+    EMPTY_WAIT,
+    FEED,
+    LOAD_K,
+    MARKS,
+    PAGES,
+    RANGE_WAIT,
+    SEEDS,
     Launch,
     Mutant,
     assert_found,
+    assert_found_again,
     assert_holds_what_mistakes_need,
     assert_most_are_named,
     assert_seen_or_not,
-    compile_from,
     hunt_nothing,
+    relabelled,
+    with_slow_ones,
 )
 
-from mqa.cuda import compiler, sm90, sm90_tiles
+from mqa.cuda import sm90, sm90_tiles
 from mqa.cuda.compiler import Binary
 from mqa.cuda.plan import Plan
 from mqa.emulator import Kind
 from mqa.problem import DenseProblem
 
-pytestmark = [
-    pytest.mark.skipif(
-        compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
-    ),
-    pytest.mark.no_cover,
-]
+pytestmark = MARKS
 
 CASES = {
     "dense": "dense fp8 S=41 N=620 H=64 D=128 regime=exact",
@@ -37,31 +45,21 @@ CASES = {
     "paged": "paged fp8 B=8 next_n=1 H=64 D=128 P=64 blocks=200 columns=20 L=1250 regime=exact "
     "lens=random seed=1",
 }
-EMPTY_ROW = 11
-"""Of the dense ones; the paged one has such a request."""
-SEEDS = 20
 REPEATED = "stage_released_before_the_product_read_it"
-FEED, MATH = "score/dense.cuh", "sm90/score/math.cuh"
-KERNEL, TILE = "sm90/score/kernel.cuh", "sm90/score/tile.cuh"
-QUERIES, PAGES = "sm90/score/queries.cuh", "score/paged.cuh"
+KERNEL, MATH = "sm90/score/kernel.cuh", "sm90/score/math.cuh"
+TILE, QUERIES = "sm90/score/tile.cuh", "sm90/score/queries.cuh"
 PRODUCTS = "    ptx::wgmma_wait_group_0(dots);\n    release();\n"
 FULL_WAIT = "ptx::mbarrier_wait_parity(k_full + stage * 8, parity);"
-EMPTY_WAIT = (
-    "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]), "
-    "ring.parity ^ 1);\n"
-)
 Q_WAIT = (
     "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[blocks.stage()]),\n"
     "                                blocks.parity());\n"
 )
-RANGE_WAIT = "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);\n"
 INIT_FENCE = "  ptx::fence_mbarrier_init();\n"
 INIT_AGAIN = "  ptx::mbarrier_init(ptx::shared_address(&shared.k_full[0]), k_arrivals);\n"
 FENCE, MEET = (
     "    ptx::fence_proxy_async_shared();\n",
     "    ptx::bar_sync(kMathBarrier, kMathThreads);\n",
 )
-LOAD_K = "ptx::cp_async_bulk_tensor_2d_load(ptx::shared_address(shared.k[stage])"
 STORED = "store(i, round_to<Logit>(fmaf(totals[i], k_scale, 0.0f)));"
 
 MUTANTS = (
@@ -72,7 +70,7 @@ MUTANTS = (
     Mutant("stage_released_before_the_product_read_it", TILE, PRODUCTS,
            "    release();\n    ptx::wgmma_wait_group_0(dots);\n",
            Kind.RACE, "k[0]", LOAD_K, seen=False),
-    Mutant("too_few_bytes_expected", FEED, "Tiling::kKBytes + count / 4 * 16);",
+    Mutant("too_few_bytes_expected", DENSE, "Tiling::kKBytes + count / 4 * 16);",
            "Tiling::kKBytes - 16 + count / 4 * 16);",
            Kind.DEADLOCK, "mbarrier k_full[0]", FULL_WAIT),
     Mutant("proxy_fence_dropped", "common/logits.cuh",
@@ -91,10 +89,10 @@ MUTANTS = (
     Mutant("arrivals_too_few", KERNEL, "Tiling::kReaderWarps * ptx::kWarpArrivals);",
            "Tiling::kReaderWarps * ptx::kWarpArrivals - 1);",
            Kind.RACE, "k_scale[0]", "shared.k_scale[stage]), args.k_scale + token", seen=False),
-    Mutant("stages_swapped", FEED, "(ptx::shared_address(shared.k[stage]) +",
+    Mutant("stages_swapped", DENSE, "(ptx::shared_address(shared.k[stage]) +",
            "(ptx::shared_address(shared.k[stage ^ 1]) +",
            Kind.RACE, "k[0]", "ptx::wgmma_k32_e4m3(dots"),
-    Mutant("last_split_missed", FEED, "done < Tiling::padded(task.length);",
+    Mutant("last_split_missed", DENSE, "done < Tiling::padded(task.length);",
            "done + kStageRows < Tiling::padded(task.length);",
            Kind.DEADLOCK, "mbarrier k_full[1]", FULL_WAIT),
     Mutant("last_stage_of_a_request_missed", PAGES,
@@ -108,9 +106,9 @@ MUTANTS = (
            Kind.BARRIER, "mbarrier q_full[0]", "shared.q[ring.stage()]) + i * kBytes", seen=False),
     Mutant("queries_not_waited_for", MATH, Q_WAIT, "",
            Kind.UNWRITTEN, "piece[0]", "if (block.groups == 0) break;"),
-    Mutant("empty_stage_not_waited_for", FEED, EMPTY_WAIT, "",
+    Mutant("empty_stage_not_waited_for", DENSE, EMPTY_WAIT, "",
            Kind.RACE, "k[0]", LOAD_K),
-    Mutant("range_not_waited_for", "score/feed.cuh", RANGE_WAIT, "",
+    Mutant("range_not_waited_for", FEED, RANGE_WAIT, "",
            Kind.RACE, "cuts", "range[threadIdx.x % kWarpSize] = shared.cuts", seen=False),
     Mutant("threads_do_not_meet", QUERIES, FENCE + MEET, FENCE,
            Kind.PROXY_FENCE, "q + ", "ptx::wgmma_k16_bf16(dots", case="mx"),
@@ -147,25 +145,17 @@ def test_cases_hold_what_mistakes_need(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_mistake_is_found_and_named(
     mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     launch = launch_of(mutant.case, monkeypatch)
     report = assert_found(mutant, launch, tmp_path, range(SEEDS))
     if mutant.name == REPEATED:
-        binary = compile_from(tmp_path / "csrc", launch.plan.kernel, launch.arch)
-        assert report is not None
-        assert launch.report(binary, "hunt", report.seed) == report
+        assert_found_again(launch, report, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        pytest.param(m, id=m.name, marks=() if m.name in QUICK else pytest.mark.slow)
-        for m in MUTANTS
-    ],
-)
+@pytest.mark.parametrize("mutant", with_slow_ones(MUTANTS, QUICK))
 def test_a_mistake_is_seen_without_checks_or_not(
     mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -190,8 +180,7 @@ def same(which: str, patch: pytest.MonkeyPatch, folder: Path) -> tuple[Launch, B
         launch.plan = with_a_stage_more(launch.plan)
     binary = launch.compiled()
     if which == "labels_renamed":
-        assert "$L__" in binary.ptx
-        binary = dataclasses.replace(binary, ptx=binary.ptx.replace("$L__", "$other_"))
+        binary = relabelled(binary)
     return launch, binary
 
 
@@ -206,10 +195,7 @@ def with_a_stage_more(plan: Plan) -> Plan:
     )
 
 
-@pytest.mark.parametrize(
-    "which",
-    [pytest.param(x, marks=() if x in QUICK_SAME else pytest.mark.slow) for x in SAME],
-)
+@pytest.mark.parametrize("which", with_slow_ones(SAME, QUICK_SAME))
 def test_a_change_that_is_no_mistake_is_not_found(
     which: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -217,9 +203,9 @@ def test_a_change_that_is_no_mistake_is_not_found(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", range(0, DEEP_SEEDS, DEEP_STEP))
 @pytest.mark.parametrize("which", SAME)
 def test_a_change_that_is_no_mistake_is_not_found_in_200_hunts(
     which: str, first: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    hunt_nothing(*same(which, monkeypatch, tmp_path), range(first, first + 50))
+    hunt_nothing(*same(which, monkeypatch, tmp_path), range(first, first + DEEP_STEP))

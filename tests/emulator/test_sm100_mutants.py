@@ -4,48 +4,53 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mutants import (
+    DEEP_SEEDS,
+    DEEP_STEP,
+    DENSE,
+    EMPTY_ROW,
+    EMPTY_WAIT,
+    FEED,
+    LOAD_K,
+    MARKS,
+    PAGES,
+    RANGE_WAIT,
+    SEEDS,
     Launch,
     Mutant,
     assert_found,
+    assert_found_again,
     assert_holds_what_mistakes_need,
     assert_most_are_named,
     assert_seen_or_not,
-    compile_from,
     hunt_nothing,
+    relabelled,
+    with_slow_ones,
 )
 
-from mqa.cuda import compiler, sm100_tiles
+from mqa.cuda import sm100_tiles
 from mqa.cuda.compiler import Binary
 from mqa.cuda.plan import Plan
 from mqa.emulator import Kind
 from mqa.problem import DenseProblem
 
-pytestmark = [
-    pytest.mark.skipif(
-        compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
-    ),
-    pytest.mark.no_cover,
-]
+pytestmark = MARKS
 
 CASES = {
     "dense": "dense fp8 S=24 N=400 H=64 D=64 regime=exact",
     "mxfp8": "dense mxfp8 S=24 N=400 H=64 D=64 regime=exact",
     "paged": "paged mxfp4 B=8 next_n=1 H=64 D=128 P=64 blocks=200 columns=20 L=800 regime=exact "
     "lens=random seed=1",
+    "late": "dense fp8 S=4 N=1100 H=64 D=64 windows=packed regime=exact seed=3",
 }
-STAGES = {"dense": 4, "mxfp8": 4, "paged": 7}
+"""In the last, rows of a block have windows that start far from each other."""
+STAGES = {"dense": 4, "mxfp8": 4, "paged": 7, "late": 4}
 """More than accumulators, but fewer than the plans', so that few tiles go around twice."""
-EMPTY_ROW = 11
-"""Of the dense ones; the paged one has such a request."""
-SEEDS = 20
 REPEATED = "sums_told_before_they_are_there"
 MATH, MULTIPLY = "sm100/score/math.cuh", "sm100/score/multiply.cuh"
 SCALES, KERNEL = "sm100/score/scales.cuh", "sm100/score/kernel.cuh"
-FEED, DENSE, PAGES = "score/feed.cuh", "score/dense.cuh", "score/paged.cuh"
 TENSOR = "ptx/tcgen05.cuh"
 SUMS_WAIT = (
     "    ptx::mbarrier_wait_parity("
@@ -68,13 +73,8 @@ BEHIND_WAIT = (
     "          ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[behind.stage]),\n"
     "                                    behind.parity);\n"
 )
-EMPTY_WAIT = (
-    "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]), "
-    "ring.parity ^ 1);\n"
-)
 LOOK_UP = "        const auto place = Source::look_up(args, task);\n"
 BLOCK_WAIT = "        wait_block(ring, shared);\n"
-RANGE_WAIT = "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_known), 0);\n"
 LAST_WAIT = (
     "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_empty[blocks.stage()]),\n"
     "                                blocks.parity() ^ 1);\n"
@@ -95,7 +95,6 @@ SUMS, MEMORY = "of tensor memory", "of tensor memory of CTA"
 LOADED, STORED = "ptx::tcgen05_ld_32x32b(dots", "ptx::st_global(lines.at["
 PRODUCT = "ptx::tcgen05_mma_f8f6f4(sums"
 K_COPIED, Q_COPIED = "      ptx::tcgen05_cp_32x128b(", "ptx::tcgen05_cp_32x128b(target"
-LOAD_K = "ptx::cp_async_bulk_tensor_2d_load(ptx::shared_address(shared.k[stage])"
 LOAD_Q = "ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.q[ring.stage()])"
 SUMS_WAITED = "shared.sums_full[slot_of(place, number)]),"
 K_WAITED = K_WAIT.strip()
@@ -228,6 +227,8 @@ MUTANTS = (
            Kind.DEADLOCK, "mbarrier k_empty[3]", EMPTY_WAIT.strip()),
     Mutant("store_past_the_row", MATH, "token < set.end[row + i]", "token <= set.end[row + i]",
            Kind.OUT_OF_BOUNDS, "of out", STORED),
+    Mutant("store_before_the_window", MATH, "tiles >= kAligned && first >= set.latest;",
+           "tiles >= kAligned;", case="late"),
     # Tensor memory.
     Mutant("memory_never_freed", KERNEL, FREE, "",
            Kind.TENSOR_MEMORY, "did not free lanes 0-127, columns 0-511", "}", seen=False),
@@ -274,6 +275,7 @@ QUICK = {
     "wrong_accumulator",
     "scales_not_double_buffered",
     "store_past_the_row",
+    "store_before_the_window",
     "memory_freed_early",
     "wrong_scale_id",
 }
@@ -295,17 +297,9 @@ QUICK_SAME = ("a_fence_more", "no_more_stages_than_accumulators", "a_stage_relea
 """The kernels themselves are hunted in `test_hunts.py` too."""
 
 
-def with_slow_ones(quick: set[str]) -> list[Any]:
-    """All mutants, those that are not `quick` for the deep profile."""
-    return [
-        pytest.param(m, id=m.name, marks=() if m.name in quick else pytest.mark.slow)
-        for m in MUTANTS
-    ]
-
-
 def launch_of(case: str, patch: pytest.MonkeyPatch, stages: int | None = None) -> Launch:
     """A case, with other stages than the backend would choose: those of `STAGES` by default."""
-    empty_row = -1 if case == "paged" else EMPTY_ROW
+    empty_row = EMPTY_ROW if case in ("dense", "mxfp8") else -1
     launch = Launch(CASES[case], patch, backend="sm100-emulated", empty_row=empty_row)
     launch.plan = with_stages(launch.plan, stages or STAGES[case])
     return launch
@@ -324,7 +318,7 @@ def with_stages(plan: Plan, stages: int) -> Plan:
     )
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["dense", "mxfp8", "paged"])
 def test_cases_hold_what_mistakes_need(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = launch_of(case, monkeypatch)
     dense = isinstance(launch.case.problem, DenseProblem)
@@ -340,19 +334,17 @@ def test_cases_hold_what_mistakes_need(case: str, monkeypatch: pytest.MonkeyPatc
     )
 
 
-@pytest.mark.parametrize("mutant", with_slow_ones(QUICK))
+@pytest.mark.parametrize("mutant", with_slow_ones(MUTANTS, QUICK))
 def test_a_mistake_is_found_and_named(
     mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     launch = launch_of(mutant.case, monkeypatch)
     report = assert_found(mutant, launch, tmp_path, range(SEEDS))
     if mutant.name == REPEATED:
-        binary = compile_from(tmp_path / "csrc", launch.plan.kernel, launch.arch)
-        assert report is not None
-        assert launch.report(binary, "hunt", report.seed) == report
+        assert_found_again(launch, report, tmp_path)
 
 
-@pytest.mark.parametrize("mutant", with_slow_ones(QUICK_SEEN))
+@pytest.mark.parametrize("mutant", with_slow_ones(MUTANTS, QUICK_SEEN))
 def test_a_mistake_is_seen_without_checks_or_not(
     mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -383,15 +375,11 @@ def same(which: str, patch: pytest.MonkeyPatch, folder: Path) -> tuple[Launch, B
     mutant = None if edit is None else Mutant(which, MULTIPLY, *edit)
     binary = launch.compiled(mutant, folder)
     if which == "labels_renamed":
-        assert "$L__" in binary.ptx
-        binary = dataclasses.replace(binary, ptx=binary.ptx.replace("$L__", "$other_"))
+        binary = relabelled(binary)
     return launch, binary
 
 
-@pytest.mark.parametrize(
-    "which",
-    [pytest.param(x, marks=() if x in QUICK_SAME else pytest.mark.slow) for x in SAME],
-)
+@pytest.mark.parametrize("which", with_slow_ones(SAME, QUICK_SAME))
 def test_a_change_that_is_no_mistake_is_not_found(
     which: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -399,9 +387,9 @@ def test_a_change_that_is_no_mistake_is_not_found(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", range(0, DEEP_SEEDS, DEEP_STEP))
 @pytest.mark.parametrize("which", SAME)
 def test_a_change_that_is_no_mistake_is_not_found_in_200_hunts(
     which: str, first: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    hunt_nothing(*same(which, monkeypatch, tmp_path), range(first, first + 50))
+    hunt_nothing(*same(which, monkeypatch, tmp_path), range(first, first + DEEP_STEP))

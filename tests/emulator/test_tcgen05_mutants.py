@@ -7,19 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutants import source_lines
-from products import FORMATS, compile_product, copied_sources, make_product
+from mutants import DEEP_SEEDS, DEEP_STEP, MARKS, SEEDS, source_lines
+from products import FORMATS, compile_product, edited, make_product
 
-from mqa.cuda import compiler
 from mqa.emulator import Kind
 
-pytestmark = [
-    pytest.mark.skipif(
-        compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
-    ),
-    pytest.mark.no_cover,
-]
-SEEDS, DEEP_SEEDS, DEEP_STEP = 20, 200, 50
+pytestmark = MARKS
 
 
 @dataclass(frozen=True)
@@ -36,7 +29,6 @@ class Mutant:
     at: str = ""
     """A part of a source line that the report names."""
     format: Any = "fp8"
-    file: str = "product.cuh"
 
 
 COMMIT_STAGE = "tcgen05_commit(ptx::shared_address(&shared.empty[ring.stage]));"
@@ -48,20 +40,19 @@ SUMS_EMPTY_WAIT = (
     "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_empty[which]), "
     "(done / 2 & 1) ^ 1);\n"
 )
-FENCE_AFTER, FENCE_BEFORE = "    tcgen05_fence_after();\n", "    tcgen05_fence_before();\n"
+FENCE_AFTER, FENCE_BEFORE = (
+    "    ptx::tcgen05_fence_after_thread_sync();\n",
+    "    ptx::tcgen05_fence_before_thread_sync();\n",
+)
 ARRIVE = "    ptx::mbarrier_arrive(ptx::shared_address(&shared.sums_empty[which]));\n"
-LAST = """  tcgen05_fence_before();
-  __syncthreads();
-  tcgen05_fence_after();
-  if (warp == 1) tcgen05_dealloc<kTensorColumns>(memory);
-"""
-FREE = "  if (warp == 1) tcgen05_dealloc<kTensorColumns>(memory);\n"
-LOAD, MMA, SCALED = "tcgen05_ld_16(v", "tcgen05_mma_f8f6f4(sums", "tcgen05_mma_mxf8f6f4(sums"
-COPY, STORED = "tcgen05_cp_32x128b(scales", "to[(first + i) / 4]"
+FREE = "  if (warp == 1) ptx::tcgen05_dealloc<kTensorColumns>(memory);\n"
+LAST = f"{FENCE_BEFORE[2:]}  __syncthreads();\n{FENCE_AFTER[2:]}{FREE}"
+LOAD, MMA = "ptx::tcgen05_ld_32x32b(v", "ptx::tcgen05_mma_f8f6f4(sums"
+COPY, STORED = "ptx::tcgen05_cp_32x128b(scales", "to[(first + i) / 4]"
 
 MUTANTS = (
-    Mutant("wait_for_loads_dropped", '"tcgen05.wait::ld.sync.aligned;"', '""',
-           Kind.PENDING_REGISTER, "tcgen05.ld", STORED, file="tcgen05.cuh"),
+    Mutant("wait_for_loads_dropped", "      ptx::tcgen05_wait_ld(v);\n", "",
+           Kind.PENDING_REGISTER, "tcgen05.ld", STORED),
     Mutant("fence_after_the_wait_for_sums_dropped", SUMS_FULL_WAIT + FENCE_AFTER, SUMS_FULL_WAIT,
            Kind.TENSOR_FENCE, "", LOAD),
     Mutant("fence_before_sums_are_given_back_dropped", FENCE_BEFORE + ARRIVE, ARRIVE,
@@ -69,14 +60,14 @@ MUTANTS = (
     Mutant("fence_after_the_wait_for_empty_sums_dropped", SUMS_EMPTY_WAIT + FENCE_AFTER,
            SUMS_EMPTY_WAIT, Kind.TENSOR_FENCE, "", MMA),
     Mutant("fence_before_scales_are_copied_dropped",
-           "if constexpr (Policy<kFormat>::kScaled) tcgen05_fence_after();", "",
+           "if constexpr (Policy<kFormat>::kScaled) ptx::tcgen05_fence_after_thread_sync();", "",
            Kind.TENSOR_FENCE, "", COPY, format="mxfp8"),
     Mutant("commit_to_the_wrong_barrier", FULL_SUMS, FULL_SUMS.replace("which]", "which ^ 1]"),
            Kind.DEADLOCK, "mbarrier", "sums_full[which]), done"),
     Mutant("stage_committed_to_the_barrier_of_sums", COMMIT_STAGE,
            COMMIT_STAGE.replace("empty[ring.stage]", "sums_full[which]"),
            Kind.RACE, "tensor memory", LOAD),
-    Mutant("half_of_the_columns", "(kColumns >> 3) << 17", "(kColumns >> 4) << 17",
+    Mutant("half_of_the_columns", "kE4m3Instruction<kColumns>", "kE4m3Instruction<kColumns / 2>",
            Kind.UNWRITTEN, "tensor memory", STORED),
     Mutant("wrong_scale_id", "const uint32_t id = piece;", "const uint32_t id = 0;",
            format="mxfp8"),
@@ -85,7 +76,7 @@ MUTANTS = (
     Mutant("scales_of_fp4_overwritten_too_early", "memory + kScales + ring.stage * 16",
            "memory + kScales + ring.stage * 8",
            Kind.RACE, "tensor memory", COPY, format="mxfp4"),
-    Mutant("stride_off_by_one", "uint64_t{1024 >> 4}", "uint64_t{(1024 >> 4) + 1}",
+    Mutant("stride_off_by_one", "a + piece * 2,", "a + piece * 2 + (uint64_t{1} << 32),",
            Kind.RACE, "shared memory", MMA),
     Mutant("wrong_quarter", "threadIdx.x / 32 % 4", "threadIdx.x / 32 - 2",
            Kind.TENSOR_MEMORY, "lanes", LOAD),
@@ -102,18 +93,18 @@ MUTANTS = (
     Mutant("memory_freed_by_a_warp_that_waits_for_none", LAST, FREE.replace("== 1", "== 2"),
            Kind.RACE, "tensor memory", "tcgen05_dealloc"),
     Mutant("stage_released_before_the_products_read_it", COMMIT_STAGE,
-           COMMIT_STAGE.replace("tcgen05_commit", "ptx::mbarrier_arrive"),
+           COMMIT_STAGE.replace("tcgen05_commit", "mbarrier_arrive"),
            Kind.RACE, "shared memory", "ptx::cp_async_bulk_tensor_2d_load("),
-    Mutant("scales_of_b_not_copied", "for (int word = 0; word < 2 * P::kWords; ++word) {\n    tc",
-           "for (int word = 0; word < P::kWords; ++word) {\n    tc",
+    Mutant("scales_of_b_not_copied", "word < 2 * P::kWords; ++word) {\n    ptx::tc",
+           "word < P::kWords; ++word) {\n    ptx::tc",
            Kind.UNWRITTEN, "tensor memory", format="mxfp8"),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mistake_is_found_and_named(mutant: Mutant, tmp_path: Path) -> None:
-    sources = copied_sources(tmp_path, mutant.file, mutant.before, mutant.after)
-    binary, product = compile_product(mutant.format, sources), make_product(mutant.format)
+    source = edited(tmp_path, mutant.before, mutant.after)
+    binary, product = compile_product(mutant.format, source), make_product(mutant.format)
     if mutant.kind is None:
         assert product.launch(binary, "eager") is not None or not product.is_right()
         return
@@ -164,8 +155,8 @@ def hunt(format: Any, seeds: range) -> None:
 def test_hardware_that_works_in_order_hides_early_scales(mutant: str, tmp_path: Path) -> None:
     """What Blackwell is said to do beyond what the ISA promises."""
     edit = next(m for m in MUTANTS if m.name == mutant)
-    sources = copied_sources(tmp_path, edit.file, edit.before, edit.after)
-    binary, product = compile_product(edit.format, sources), make_product(edit.format)
+    source = edited(tmp_path, edit.before, edit.after)
+    binary, product = compile_product(edit.format, source), make_product(edit.format)
     for seed in range(3):
         assert product.launch(binary, "hunt", seed, tensor_pipe="in-order") is None
         assert product.is_right()

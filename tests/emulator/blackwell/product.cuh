@@ -10,18 +10,20 @@
 #include "ptx/control.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mbarrier.cuh"
-#include "tcgen05.cuh"
+#include "ptx/tcgen05.cuh"
 
 namespace mqa::test {
 
 using cuda::std::int32_t;
+using cuda::std::uint32_t;
+using cuda::std::uint64_t;
 
 enum class Format { kFp8, kMxFp8, kMxFp4 };
 
 constexpr int kRows = 128, kColumns = 64, kStepBytes = 128, kStages = 2, kWarps = 6;
 constexpr int kPieces = 4;  // products of a step: 32 bytes of K each
 constexpr int kScaleBytes = 512;  // four blocks of 128 rows
-constexpr uint32_t kTensorColumns = 256;
+constexpr int kTensorColumns = 256;
 constexpr uint32_t kScales = 2 * kColumns;  // where the columns of scales begin
 
 template <Format kFormat>
@@ -31,10 +33,6 @@ struct Policy {
   static constexpr int kWords = kFormat == Format::kMxFp4 ? 2 : kScaled ? 1 : 0;
   static constexpr uint32_t kExpected =
       (kRows + kColumns) * kStepBytes + 2 * kWords * kScaleBytes;
-  static constexpr uint32_t kInstruction =
-      (kColumns >> 3) << 17 | (kRows >> 4) << 24 |
-      (kFormat == Format::kFp8 ? 1u << 4 : 1u << 23) |
-      (kFormat == Format::kMxFp4 ? 1u << 7 | 1u << 10 : 0u);
 };
 
 struct SharedStorage {
@@ -44,14 +42,6 @@ struct SharedStorage {
   uint64_t full[kStages], empty[kStages], sums_full[2], sums_empty[2];
   uint32_t tensor_memory;
 };
-
-// Of tiles with rows of 128 bytes that are swizzled with that span, and of rows of scales without.
-__device__ __forceinline__ uint64_t descriptor_of(uint32_t address) {
-  return uint64_t{2} << 61 | uint64_t{1} << 46 | uint64_t{1024 >> 4} << 32 | address >> 4;
-}
-__device__ __forceinline__ uint64_t descriptor_of_scales(uint32_t address) {
-  return uint64_t{1} << 46 | uint64_t{128 >> 4} << 32 | address >> 4;
-}
 
 struct Ring {
   int stage = 0;
@@ -98,25 +88,26 @@ template <Format kFormat>
 __device__ __forceinline__ void multiply(
     const SharedStorage& shared, int stage, uint32_t sums, uint32_t scales, bool first) {
   using P = Policy<kFormat>;
-  const uint64_t a = descriptor_of(ptx::shared_address(shared.a[stage]));
-  const uint64_t b = descriptor_of(ptx::shared_address(shared.b[stage]));
-  const uint64_t rows = descriptor_of_scales(ptx::shared_address(shared.scales[stage]));
+  const uint64_t a = ptx::tcgen05_descriptor<kStepBytes>(ptx::shared_address(shared.a[stage]));
+  const uint64_t b = ptx::tcgen05_descriptor<kStepBytes>(ptx::shared_address(shared.b[stage]));
+  const uint64_t rows =
+      ptx::tcgen05_descriptor_of_scales(ptx::shared_address(shared.scales[stage]));
   for (int word = 0; word < 2 * P::kWords; ++word) {
-    tcgen05_cp_32x128b(scales + word * 4, rows + word * (kScaleBytes >> 4));
+    ptx::tcgen05_cp_32x128b(scales + word * 4, rows + word * (kScaleBytes >> 4));
   }
   for (int piece = 0; piece < kPieces; ++piece) {
     const bool adds = !first || piece > 0;
     const uint64_t a_piece = a + piece * 2, b_piece = b + piece * 2;
     if constexpr (kFormat == Format::kFp8) {
-      tcgen05_mma_f8f6f4(sums, a_piece, b_piece, P::kInstruction, adds);
+      ptx::tcgen05_mma_f8f6f4(sums, a_piece, b_piece, ptx::kE4m3Instruction<kColumns>, adds);
     } else if constexpr (kFormat == Format::kMxFp8) {
       const uint32_t id = piece;
-      tcgen05_mma_mxf8f6f4(sums, a_piece, b_piece, P::kInstruction | id << 29 | id << 4, scales,
-                           scales + 4, adds);
+      ptx::tcgen05_mma_mxf8f6f4(sums, a_piece, b_piece, ptx::mxf8_instruction<kColumns>(id), scales,
+                                scales + 4, adds);
     } else {
       const uint32_t id = piece % 2 * 2, word = piece / 2 * 4;
-      tcgen05_mma_mxf4(sums, a_piece, b_piece, P::kInstruction | id << 29 | id << 4, scales + word,
-                       scales + 8 + word, adds);
+      ptx::tcgen05_mma_mxf4(sums, a_piece, b_piece, ptx::mxf4_instruction<kColumns>(id),
+                            scales + word, scales + 8 + word, adds);
     }
   }
 }
@@ -131,16 +122,16 @@ __device__ __forceinline__ void multiply_all(SharedStorage& shared,
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, ++done) {
     const int which = done % 2;
     ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_empty[which]), (done / 2 & 1) ^ 1);
-    tcgen05_fence_after();
+    ptx::tcgen05_fence_after_thread_sync();
     for (int step = 0; step < steps; ++step, ring.next()) {
       ptx::mbarrier_wait_parity(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
       // Copies of scales come after products of the stage's last turn, which nothing else orders.
-      if constexpr (Policy<kFormat>::kScaled) tcgen05_fence_after();
+      if constexpr (Policy<kFormat>::kScaled) ptx::tcgen05_fence_after_thread_sync();
       multiply<kFormat>(shared, ring.stage, memory + which * kColumns,
                         memory + kScales + ring.stage * 16, step == 0);
-      tcgen05_commit(ptx::shared_address(&shared.empty[ring.stage]));
+      ptx::tcgen05_commit(ptx::shared_address(&shared.empty[ring.stage]));
     }
-    tcgen05_commit(ptx::shared_address(&shared.sums_full[which]));
+    ptx::tcgen05_commit(ptx::shared_address(&shared.sums_full[which]));
   }
 }
 
@@ -152,19 +143,19 @@ __device__ __forceinline__ void store(
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, ++done) {
     const int which = done % 2;
     ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[which]), done / 2 & 1);
-    tcgen05_fence_after();
-    const uint32_t sums = memory + quarter * 32 * kLane + which * kColumns;
+    ptx::tcgen05_fence_after_thread_sync();
+    const uint32_t sums = memory + quarter * 32 * ptx::kTensorLane + which * kColumns;
     float4* to = reinterpret_cast<float4*>(out + (tile * kRows + row) * kColumns);
     for (int first = 0; first < kColumns; first += 16) {
       uint32_t v[16];
-      tcgen05_ld_16(v, sums + first);
-      tcgen05_wait_ld(v);
+      ptx::tcgen05_ld_32x32b(v, sums + first);
+      ptx::tcgen05_wait_ld(v);
       for (int i = 0; i < 16; i += 4) {
         to[(first + i) / 4] = make_float4(__uint_as_float(v[i]), __uint_as_float(v[i + 1]),
                                           __uint_as_float(v[i + 2]), __uint_as_float(v[i + 3]));
       }
     }
-    tcgen05_fence_before();
+    ptx::tcgen05_fence_before_thread_sync();
     ptx::mbarrier_arrive(ptx::shared_address(&shared.sums_empty[which]));
   }
 }
@@ -194,20 +185,20 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     ptx::fence_mbarrier_init();
   }
   if (warp == 1) {
-    tcgen05_alloc<kTensorColumns>(ptx::shared_address(&shared.tensor_memory));
-    tcgen05_relinquish();
+    ptx::tcgen05_alloc<kTensorColumns>(ptx::shared_address(&shared.tensor_memory));
+    ptx::tcgen05_relinquish_alloc_permit();
   }
-  tcgen05_fence_before();
+  ptx::tcgen05_fence_before_thread_sync();
   __syncthreads();
-  tcgen05_fence_after();
+  ptx::tcgen05_fence_after_thread_sync();
   const uint32_t memory = shared.tensor_memory;
   if (warp == 0 && ptx::elect_one()) load<kFormat>(shared, &a, &b, scales, tiles, steps);
   if (warp == 1 && ptx::elect_one()) multiply_all<kFormat>(shared, memory, tiles, steps);
   if (warp >= 2) store(shared, memory, out, tiles);
-  tcgen05_fence_before();
+  ptx::tcgen05_fence_before_thread_sync();
   __syncthreads();
-  tcgen05_fence_after();
-  if (warp == 1) tcgen05_dealloc<kTensorColumns>(memory);
+  ptx::tcgen05_fence_after_thread_sync();
+  if (warp == 1) ptx::tcgen05_dealloc<kTensorColumns>(memory);
 }
 
 }  // namespace mqa::test

@@ -2,7 +2,8 @@
 
 A run of instructions that touch registers alone is cut into levels by who needs whose result.
 Instructions of a level that do the same become one call on the rows of a block, [instructions,
-32]. A chain of `fma` becomes one exact product of all its factors, and a sum a level.
+32]. A chain of `fma` becomes one exact product of all its factors, and a sum a level. A register
+that nobody reads elsewhere is written only if a step takes it from there.
 
 Blocks are for the common case. Where it does not hold (a register that an asynchronous operation
 owns, a sum whose second rounding might mislead) the registers are put back, and the caller executes
@@ -14,7 +15,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,8 +32,9 @@ _SUMS: dict[Any, int] = {floats.fma_f32: LANES, rounding.PAIR_FMA: 2 * LANES}
 
 Blocks = list[Any]
 Reader = Callable[[Registers, Blocks], Array]
-Key = tuple[Any, Casts]
-"""What instructions that become one call have in common: a function and its casts."""
+Key = tuple[Any, Casts, tuple[np.dtype[Any], ...]]
+"""What instructions that become one call have in common: a function, its casts, and how sources are
+held."""
 MicroStep = Callable[[Registers, Blocks], None]
 Version = tuple[int, int]
 """A register, and how often the run has written it before."""
@@ -55,6 +58,8 @@ class _Node:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     operands: tuple[Version, ...] = ()
+    """Copies are taken for what they are copies of, if that lasts."""
+    held: tuple[np.dtype[Any], ...] = ()
     result: Version = (-1, 0)
     more: tuple[Version, ...] = ()
     level: int = 0
@@ -63,7 +68,7 @@ class _Node:
 
     @property
     def key(self) -> Key | None:
-        return self.formula and (self.formula.function, self.formula.casts)
+        return self.formula and (self.formula.function, self.formula.casts, self.held)
 
 
 class Batched:
@@ -88,24 +93,35 @@ class Batched:
         return True
 
 
-def batched(run: Sequence[Instruction]) -> Batched | None:
-    """The run in blocks; None where it has no equal instructions to speak of."""
+def batched(
+    run: Sequence[Instruction], types: Sequence[np.dtype[Any]], outside: Callable[[int], bool]
+) -> Batched | None:
+    """The run in blocks; None where it has no equal instructions to speak of.
+
+    `types` are those in which registers are held. `outside` says whether an instruction that is not
+    in the run may read a register.
+    """
     if len(run) < 2 * _FEWEST:
         return None
-    compiler = _Compiler(_nodes(run))
+    nodes = _nodes(run, types)
+    compiler = _Compiler(nodes, _needed(nodes, outside))
     return compiler.compile() if compiler.pays else None
 
 
-def _nodes(run: Sequence[Instruction]) -> list[_Node]:
+def _nodes(run: Sequence[Instruction], types: Sequence[np.dtype[Any]]) -> list[_Node]:
+    last = Counter(place for at in run for place in at.writes)
     versions: dict[int, int] = defaultdict(int)
     written: dict[int, int] = defaultdict(lambda: -1)
     read: dict[int, int] = defaultdict(lambda: -1)
+    same: dict[Version, Version] = {}
     nodes = []
     for at in run:
         node = _Node(at.function, _formula(at.function), at.reads, at.writes)
-        if node.formula is not None:
-            node.operands = tuple((place, versions[place]) for place in node.formula.sources)
-            factors = node.formula.sources[:2]
+        if (formula := node.formula) is not None:
+            sources = ((place, versions[place]) for place in formula.sources)
+            node.operands = tuple(same.get(source, source) for source in sources)
+            node.held = tuple(types[place] for place in formula.sources)
+            factors = formula.sources[:2]
             node.factors_level = max((written[place] + 1 for place in factors), default=0)
         before = [written[place] for place in (*at.reads, *at.writes)]
         before += [read[place] for place in at.writes]
@@ -115,11 +131,24 @@ def _nodes(run: Sequence[Instruction]) -> list[_Node]:
         for place in at.writes:
             versions[place] += 1
             written[place] = node.level
-        if node.formula is not None:
-            node.result = (node.formula.to, versions[node.formula.to])
-            node.more = tuple((place, versions[place]) for place in node.formula.more)
+        if formula is not None:
+            node.result = (formula.to, versions[formula.to])
+            node.more = tuple((place, versions[place]) for place in formula.more)
+            place, version = node.operands[0] if node.operands else (-1, 0)
+            if formula.function is copied and formula.casts is None and version == last[place]:
+                same[node.result] = place, version
         nodes.append(node)
     return nodes
+
+
+def _needed(nodes: list[_Node], outside: Callable[[int], bool]) -> set[int]:
+    """Registers that may be read after the run: elsewhere, or where it begins again."""
+    written = set[int]()
+    needed = set[int]()
+    for node in nodes:
+        needed.update(place for place in node.reads if place not in written)
+        written.update(node.writes)
+    return needed | {place for place in written if outside(place)}
 
 
 def _formula(function: Function) -> Formula | None:
@@ -150,7 +179,12 @@ def _chains(nodes: list[_Node]) -> dict[int, list[_Node]]:
             continue
         place, version = addend = node.operands[2]
         before = chains.get(id(sums.get(addend)))
-        if before is not None and before[-1].key == node.key and uses[place] == writes[place] == 1:
+        if (
+            before is not None
+            and place in node.reads
+            and before[-1].key == node.key
+            and uses[place] == writes[place] == 1
+        ):
             before.append(node)
             chains[id(node)] = before
         elif version == writes[place]:
@@ -161,6 +195,10 @@ def _chains(nodes: list[_Node]) -> dict[int, list[_Node]]:
 @dataclass(slots=True)
 class _Compiler:
     nodes: list[_Node]
+    needed: set[int]
+    """Registers whose last values are taken from there."""
+    kept: list[dict[int, Any]] = field(default_factory=list)
+    """What registers get, one for each step that has results: rows of a block, or `_Copy`."""
     blocks: int = 0
     rows: dict[Version, tuple[int, int]] = field(default_factory=dict)
     """Block and row where a version of a register stands."""
@@ -196,7 +234,14 @@ class _Compiler:
                     steps.append(self._chain(chain))
             for key, group in groups.items():
                 steps += self._group(key, group)
+        self._drop_unread()
         return Batched(steps, self.blocks, self.totals)
+
+    def _drop_unread(self) -> None:
+        for kept in reversed(self.kept):
+            for place in kept.keys() - self.needed:
+                del kept[place]
+            self.needed.update(one.source for one in kept.values() if isinstance(one, _Copy))
 
     def _new_block(self) -> int:
         self.blocks += 1
@@ -209,24 +254,19 @@ class _Compiler:
             yield self._copies(group)
         elif key is None or len(group) < _FEWEST:
             for node in group:
+                self.needed.update(node.reads)
                 yield _alone(node.function)
         else:
-            yield self._elementwise(*key, group)
+            yield self._elementwise(*key[:2], group)
 
     def _copies(self, group: list[_Node]) -> MicroStep:
-        """Copies of what stands in a block without casts stand there too."""
-        pairs = []
-        for node in group:
-            formula = node.formula
-            assert formula is not None
-            if formula.casts is None and node.operands[0] in self.rows:
-                self.rows[node.result] = self.rows[node.operands[0]]
-            pairs.append((formula.to, formula.sources[0], formula.casts, node.function))
+        copies = {node.result[0]: _copy_of(node) for node in group}
+        self.kept.append(copies)
 
         def step(values: Registers, blocks: Blocks) -> None:
-            for to, source, casts, alone in pairs:
+            for to, (source, plain, alone) in copies.items():
                 value = values[source]
-                if casts is None and type(value) is np.ndarray:
+                if plain and type(value) is np.ndarray:
                     values[to] = value
                 else:
                     alone(values)
@@ -243,30 +283,27 @@ class _Compiler:
         if group[0].more:
             return self._cut(_with_casts(function, casts), readers[0], group)
         function = _with_casts(function, casts)
-        block, places = self._results(group)
+        block, kept = self._results([node.result for node in group])
 
         def step(values: Registers, blocks: Blocks) -> None:
             out = function(*[read(values, blocks) for read in readers])
-            blocks[block] = out = _rows(out, len(places))
-            for place, row in zip(places, out, strict=True):
-                values[place] = row
+            blocks[block] = out = _rows(out, len(group))
+            for place, row in kept.items():
+                values[place] = out[row]
 
         return step
 
     def _cut(self, function: Any, reader: Reader, group: list[_Node]) -> MicroStep:
         """Results of an instruction are rows of as many blocks."""
-        parts = []
-        for results in zip(*((node.result, *node.more) for node in group), strict=True):
-            parts.append((block := self._new_block(), [place for place, _ in results]))
-            for row, version in enumerate(results):
-                self.rows[version] = (block, row)
+        results = zip(*((node.result, *node.more) for node in group), strict=True)
+        parts = [self._results(versions) for versions in results]
 
         def step(values: Registers, blocks: Blocks) -> None:
             found = function(reader(values, blocks))
-            for (block, places), part in zip(parts, found, strict=True):
-                blocks[block] = rows = _rows(part, len(places))
-                for place, row in zip(places, rows, strict=True):
-                    values[place] = row
+            for (block, kept), part in zip(parts, found, strict=True):
+                blocks[block] = out = _rows(part, len(group))
+                for place, row in kept.items():
+                    values[place] = out[row]
 
         return step
 
@@ -291,16 +328,16 @@ class _Compiler:
         addend = self._reader([node.operands[2] for node in group])
         total = self._new_block()
         self.totals.append(total)
-        block, places = self._results(group)
+        block, kept = self._results([node.result for node in group])
         dtype = np.dtype(np.float32 if _width(group) == LANES else np.uint64)
 
         def step(values: Registers, blocks: Blocks) -> None:
             given = addend(values, blocks).view(np.float32)
             blocks[total] = exact = product(values, blocks) + given
             out = exact.astype(np.float32).view(dtype)
-            blocks[block] = out = _rows(out, len(places))
-            for place, row in zip(places, out, strict=True):
-                values[place] = row
+            blocks[block] = out = _rows(out, len(group))
+            for place, row in kept.items():
+                values[place] = out[row]
 
         return step
 
@@ -310,25 +347,30 @@ class _Compiler:
         addend = self._reader([chain[0].operands[2]])
         total = self._new_block()
         self.totals.append(total)
-        places = [node.result[0] for node in chain]
+        kept = {node.result[0]: row for row, node in enumerate(chain)}
+        self.kept.append(kept)
         dtype = np.dtype(np.float32 if _width(chain) == LANES else np.uint64)
 
         def step(values: Registers, blocks: Blocks) -> None:
-            sums = product(values, blocks).copy()
-            blocks[total] = sums
+            blocks[total] = exact = product(values, blocks).copy()
             given = addend(values, blocks).view(np.float32).reshape(-1)
-            for place, exact in zip(places, sums, strict=True):
-                exact += given
-                given = exact.astype(np.float32)
-                values[place] = given.view(dtype)
+            sums = []
+            for row in exact:
+                row += given
+                given = row.astype(np.float32)
+                sums.append(given)
+            for place, row in kept.items():
+                values[place] = sums[row].view(dtype)
 
         return step
 
-    def _results(self, group: list[_Node]) -> tuple[int, list[int]]:
+    def _results(self, versions: Sequence[Version]) -> tuple[int, dict[int, int]]:
+        """A block for these, and the rows of it that registers get."""
         block = self._new_block()
-        for row, node in enumerate(group):
-            self.rows[node.result] = (block, row)
-        return block, [node.result[0] for node in group]
+        self.rows.update((version, (block, row)) for row, version in enumerate(versions))
+        kept = {place: row for row, (place, _) in enumerate(versions)}
+        self.kept.append(kept)
+        return block, kept
 
     def _reader(self, wanted: list[Version]) -> Reader:
         """Rows of a block where they stand in one in this order, else gathered from registers."""
@@ -341,6 +383,7 @@ class _Compiler:
                 return lambda values, blocks: blocks[block][part]
             if _is_product(wanted[0]):
                 return self._picked(known)
+        self.needed.update(places)
         if len(set(wanted)) == 1:
             (place,) = set(places)
             return lambda values, blocks: values[place]
@@ -356,16 +399,27 @@ class _Compiler:
             kept = self.gathered[key]
             return lambda values, blocks: blocks[kept]
         block = self.gathered[key] = self._new_block()
+        take = itemgetter(*places)
 
         def gather(values: Registers, blocks: Blocks) -> Array:
-            given = [values[place] for place in places]
-            rows: Array = np.concatenate(given)
-            if any(row.dtype != rows.dtype for row in given):
-                raise TypeError("integers of different widths do not wrap around at the same place")
-            blocks[block] = rows = rows.reshape(-1, LANES)
+            rows: Array = np.concatenate(take(values)).reshape(-1, LANES)
+            blocks[block] = rows
             return rows
 
         return gather
+
+
+class _Copy(NamedTuple):
+    source: int
+    plain: bool
+    """No cast is needed."""
+    alone: Function
+    """Copies what an asynchronous operation owns too."""
+
+
+def _copy_of(node: _Node) -> _Copy:
+    assert node.formula is not None
+    return _Copy(node.formula.sources[0], node.formula.casts is None, node.function)
 
 
 def _width(nodes: list[_Node]) -> int:

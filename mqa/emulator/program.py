@@ -7,7 +7,7 @@ that take a warp and a mask of its threads, and return what to wait for, if anyt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -175,6 +175,8 @@ class Program:
         self.binder.ranked = any(_names_pairs(at) for at in entry.instructions)
         self.instructions = entry.instructions
         self.sources = [_registers_of(i) for i in self.instructions]
+        self.named = _named(self.instructions)
+        """Where each register is named first and last."""
         self.grain = min((4, *(_shared_bytes(i) for i in self.instructions)))
         """Bytes of the smallest access that may be one of shared memory."""
         self.steps: list[Any] = []
@@ -302,7 +304,14 @@ class Program:
             parts.append(batches.Instruction(self.steps[place], tuple(reads), writes))
             touched.update(reads, writes)
         functions = tuple(self.steps[start:end])
-        return Run(functions, dests, end, batches.batched(parts), frozenset(touched))
+        types = self.binder.types
+
+        def outside(register: int) -> bool:
+            first, last = self.named[register]
+            return first < start or last >= end
+
+        batched = batches.batched(parts, types, outside)
+        return Run(functions, dests, end, batched, frozenset(touched))
 
 
 def _nothing(warp: Warp, mask: int) -> None:
@@ -351,6 +360,16 @@ def _registers_of(at: Instruction, without: tuple[int, ...] = ()) -> tuple[Regis
         if (i > 0 or reads_first or isinstance(operand, Address)) and i not in without:
             visit(operand)
     return tuple(found)
+
+
+def _named(instructions: Sequence[Instruction]) -> dict[int, tuple[int, int]]:
+    found: dict[int, tuple[int, int]] = {}
+    for place, at in enumerate(instructions):
+        guard = [register.index for register in _guard(at)]
+        dests = _dests(at) if at.operands else ()
+        for register in (*dests, *guard, *(one.index for one in _registers_of(at))):
+            found[register] = found.get(register, (place, place))[0], place
+    return found
 
 
 def _dests(at: Instruction) -> tuple[int, ...]:

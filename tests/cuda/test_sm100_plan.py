@@ -90,6 +90,34 @@ def test_gpus_of_other_capabilities_get_another(capability: Any) -> None:
     assert reasons(DENSE, CPU) == ["needs a CUDA device of compute capability 10.x, this is cpu"]
 
 
+@pytest.mark.parametrize(
+    ("arch", "runs_on"),
+    [
+        ("sm_100a", {(10, 0)}),
+        ("sm_103a", {(10, 3)}),
+        ("sm_100f", {(10, 0), (10, 3)}),
+        ("sm_103f", {(10, 3)}),
+        ("sm_90a", set()),
+    ],
+)
+def test_an_architecture_may_be_asked_for_where_it_runs(
+    capability: Any, setenv: Any, arch: str, runs_on: set[tuple[int, int]]
+) -> None:
+    setenv("MQA_ARCH", arch)
+    for found in ((10, 0), (10, 3)):
+        capability(*found)
+        assert driver.architecture(GPU) == arch
+        said = f"MQA_ARCH={arch} does not run on compute capability {found[0]}.{found[1]}"
+        assert reasons(DENSE) == ([] if found in runs_on else [said])
+
+
+def test_kernels_of_the_family_are_those_of_its_gpus() -> None:
+    for arch in ("sm_100a", "sm_103a"):
+        assert variants.kernels(arch) == variants.kernels("sm_100f")
+    with pytest.raises(ValueError, match=r"expected one of: sm_100a, sm_100f, sm_103a, sm_90a$"):
+        variants.kernels("sm_120a")
+
+
 def test_the_best_backend_is_asked_first() -> None:
     names = [backend.name for backend in BACKENDS]
     assert names[0] == "sm100"

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from mqa.backends import choose
+from mqa.cli import machine
 from mqa.cli.console import Stop, one_line
 from mqa.errors import BackendUnavailableError
 from mqa.problem import Problem
@@ -96,5 +97,5 @@ def _model(name: str) -> Accumulator:
 
 
 def _detail(error: Exception) -> str:
-    text = one_line(str(error))
+    text = machine.without_paths(one_line(str(error)))
     return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"

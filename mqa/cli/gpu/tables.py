@@ -157,6 +157,12 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
         _FLOOR,
         _PRODUCT,
     ),
+    "compressed": (
+        _time("full", "a_seconds"),
+        _time("compressed", "b_seconds"),
+        _RATIO,
+        _REPORTED,
+    ),
     "formats": (_time("fp8", "a_seconds"), _REPORTED, _time("this", "b_seconds"), _RATIO, _TFLOPS),
     "schedules": (
         _time("one number", "a_seconds"),

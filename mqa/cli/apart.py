@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from mqa.cli.console import Stop, one_line
-from mqa.cli.verdict import FAILED, Outcome, judge
+from mqa.cli.verdict import FAILED, Outcome, Ran, judge
 from mqa.problem import Problem
 from mqa.testing import make_case
 
-Judge = Callable[[Problem, torch.device, str | None], Outcome]
+Judge = Callable[[Problem, torch.device, str | None, Ran], Outcome]
 Answer = tuple[Outcome | Stop, bool]
 """What became of a case, and whether the process can take another one."""
 
@@ -30,20 +30,23 @@ STARTING_SECONDS = 300.0
 """For a new process to import what it needs."""
 
 
-def judge_problem(problem: Problem, device: torch.device, backend: str | None) -> Outcome:
-    """Draw the problem's case and judge it. Stops at a problem that no case can be drawn of, and at
-    a name that no backend has."""
+def judge_problem(
+    problem: Problem, device: torch.device, backend: str | None, ran: Ran = lambda: None
+) -> Outcome:
+    """Draw the problem's case and judge it (`mqa.cli.verdict`). Stops at a problem that no case can
+    be drawn of, and at a name that no backend has."""
     try:
         case = make_case(problem, device)
     except (ValueError, AssertionError) as error:
         raise Stop(f"{problem}: {one_line(str(error))}") from error
-    return judge(case, backend)
+    return judge(case, backend, ran)
 
 
 class Apart:
     """Judges cases, one after the other, in a process that is started when it is first needed.
 
-    `seconds` is how long a case may take, its oracle and what has to be compiled included.
+    `seconds` is how long a case may take until the device is through, what has to be compiled
+    included; its oracle, on the CPU, may take any time.
     """
 
     def __init__(
@@ -91,9 +94,12 @@ class Apart:
         """The answer, or why there is none."""
         try:
             pipe.send(problem)
-            if pipe.poll(self._seconds):
-                answer: Answer = pipe.recv()
-                return answer
+            limit: float | None = self._seconds
+            while pipe.poll(limit):
+                answer: Answer | None = pipe.recv()
+                if answer is not None:
+                    return answer
+                limit = None  # the device is through
         except (EOFError, OSError):
             self._process.join()
             return f"its process ended with exit code {self._process.exitcode}"
@@ -140,7 +146,7 @@ def _serve(pipe: Connection, judge: Judge, device: torch.device, backend: str | 
         except EOFError:
             return
         try:
-            outcome: Outcome | Stop = judge(problem, device, backend)
+            outcome: Outcome | Stop = judge(problem, device, backend, lambda: pipe.send(None))
         except Stop as stop:
             outcome = stop
         except RuntimeError as error:  # of torch: the device is gone before the case was drawn

@@ -57,8 +57,8 @@ def check(
     ] = None,
     table: Annotated[Path | None, typer.Option(help="Markdown file for the table.")] = None,
     timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds a case may take, where a GPU runs it.")
-    ] = 300.0,
+        float, typer.Option(min=1.0, help="Seconds that a GPU may take for a case.")
+    ] = 120.0,
 ) -> None:
     """Compare a backend with an independent oracle in float64.
 

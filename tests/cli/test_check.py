@@ -17,7 +17,7 @@ from mqa.cli.verdict import Outcome
 from mqa.cuda import compiler
 from mqa.errors import CompileError
 from mqa.problem import parse
-from mqa.testing import corpus
+from mqa.testing import accumulators, corpus
 
 BACKENDS = importlib.import_module("mqa.backends")  # mqa.backends is the public function.
 SMALL_DENSE = "dense fp8 S=3 N=40 H=4 D=32"
@@ -132,12 +132,15 @@ def test_check_writes_a_table_that_can_be_sent(run, more_backends, tmp_path):
     assert f"- failed: {parse(line)}: " in page
 
 
-def _stand_in(problem, device, backend):
+def _stand_in(problem, device, backend, ran):
     """A judge in the process of its own: what it does is told by the problem's seed."""
     if problem.seed == 1:
         os._exit(11)
     if problem.seed == 2:
         time.sleep(600)
+    if problem.seed == 5:
+        ran()
+        time.sleep(1.5)
     if problem.seed == 3:
         raise RuntimeError("CUDA error: an illegal memory access")
     if problem.seed == 4:
@@ -166,6 +169,7 @@ def test_a_case_that_takes_its_process_with_it_costs_no_other_case():
         assert judge(_with_seed(0)).backend == second.backend
         assert judge.lost == 1
         judge._seconds = 0.5
+        assert judge(_with_seed(5)).passed  # the oracle takes its time
         hung = judge(_with_seed(2))
         assert hung.detail == "no result after 0.5 s: its process was ended"
         assert 0.5 <= hung.seconds < 30
@@ -266,3 +270,21 @@ def test_errors_in_reports_name_no_folder_of_this_machine(run, monkeypatch, tmp_
     report = json.loads(path.read_text())
     assert report["cases"][0]["detail"] == "CompileError: -Icsrc/x -Ipython/x -I~/x"
     assert str(tmp_path) not in path.read_text()
+
+
+def test_a_judge_says_when_the_device_is_through():
+    seen = []
+
+    class Noted(accumulators.Float32AnyOrder):
+        def dots(self, q, k):
+            seen.append("oracle")
+            return super().dots(q, k)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accumulators, "FLOAT32", Noted())
+        outcome = apart.judge_problem(
+            parse(SMALL_DENSE), torch.device("cpu"), "reference", lambda: seen.append("ran")
+        )
+    assert outcome.passed
+    assert seen[0] == "ran"
+    assert "oracle" in seen

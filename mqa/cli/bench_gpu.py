@@ -147,7 +147,7 @@ def measure_suite(
     if options.suite != "host":
         compiled = [row for row in rows if not isinstance(row, str)]
         report["warm_up"] = _warm_up(compiled, device.where)
-        report["ceilings"] = measure_ceilings(device)
+        report["ceilings"] = _ceilings(device)
     report["setup_seconds"] = round(time.perf_counter() - begin, 1)
     jobs = [_job(row, options.pairs, device, peer, report.get("ceilings", {})) for row in rows]
     with progress_bar() as progress:
@@ -167,6 +167,13 @@ def measure_suite(
             if gone:
                 break
     return report
+
+
+def _ceilings(device: Device) -> dict[str, float]:
+    rates, missing = measure_ceilings(device)
+    for name, why in missing.items():
+        print_whole(standard_error(), f"no ceiling {name}: {one_line(why)}")
+    return rates
 
 
 def show(report: dict[str, Any], options: Options) -> None:

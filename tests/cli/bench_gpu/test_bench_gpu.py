@@ -21,7 +21,7 @@ from mqa.cli.gpu.windows import causal
 @pytest.fixture
 def small(stand, monkeypatch):
     """A machine with one GPU, whose ceilings are known without measuring."""
-    monkeypatch.setattr(bench_gpu, "measure_ceilings", lambda device: dict(stand.CEILINGS))
+    monkeypatch.setattr(bench_gpu, "measure_ceilings", lambda device: (dict(stand.CEILINGS), {}))
     monkeypatch.setattr(machine, "gpus", lambda: [{"name": "Abacus 200"}])
     return Options("hopper", rounds=2)
 

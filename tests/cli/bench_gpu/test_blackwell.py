@@ -22,7 +22,7 @@ FORMATS = {"fp8", "mxfp8", "mxfp4"}
 @pytest.fixture
 def small(stand, monkeypatch):
     """A machine with one GPU, whose ceilings are known without measuring."""
-    monkeypatch.setattr(bench_gpu, "measure_ceilings", lambda device: dict(stand.CEILINGS))
+    monkeypatch.setattr(bench_gpu, "measure_ceilings", lambda device: (dict(stand.CEILINGS), {}))
     monkeypatch.setattr(machine, "gpus", lambda: [{"name": "Abacus 200"}])
     return Options("blackwell", rounds=2)
 

@@ -317,6 +317,11 @@ def warmup(
 
     Arguments as in `supports`. Returns the names of the variants; none for a backend that compiles
     nothing, like the reference.
+
+    Raises:
+        TypeError, ValueError: An argument is wrong; the message names it.
+        BackendUnavailableError: No backend, or not the one named, can run such calls.
+        CompileError, RuntimeError: A kernel does not compile or load.
     """
     where = _device(device)
     options = (page_size, weights_dtype, logits_dtype, clean, compressed)

@@ -10,6 +10,7 @@ Variables are read once, at first use, so that they can be set after `import mqa
 | `MQA_REFERENCE_BYTES` | extra bytes that the reference may use on a CPU, default 64 MiB |
 | `MQA_CACHE_DIR` | directory of compiled kernels, default `$XDG_CACHE_HOME/mqa` or `~/.cache/mqa` |
 | `MQA_CACHE_PATH` | directories of compiled kernels that are only read, and read first |
+| `MQA_ARCH` | what GPUs' kernels are compiled for, such as `sm_100a`; default: by the GPU |
 | `MQA_NVRTC_OPTIONS` | more options for NVRTC, such as `-G` or `-DNAME`; separated as in a shell |
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -79,6 +81,15 @@ def cache_path() -> tuple[Path, ...]:
 
 
 @functools.cache
+def arch() -> str | None:
+    """What to compile for in place of what the GPU's compute capability says."""
+    name = os.environ.get("MQA_ARCH") or None
+    if name is not None and not re.fullmatch(r"sm_\d{2,3}[af]", name):
+        raise ValueError(f"MQA_ARCH={name!r}, expected an architecture such as sm_100f or sm_103a")
+    return name
+
+
+@functools.cache
 def nvrtc_options() -> tuple[str, ...]:
     text = os.environ.get("MQA_NVRTC_OPTIONS", "")
     try:
@@ -95,6 +106,25 @@ def cuda_homes() -> tuple[Path, ...]:
     return tuple(Path(name) for name in names if name)
 
 
+_READS = (
+    backend_name,
+    fallback,
+    debug,
+    reference_bytes,
+    cache_dir,
+    cache_path,
+    arch,
+    nvrtc_options,
+    cuda_homes,
+)
+
+
+def check() -> None:
+    """Read every variable. Raises ValueError for the first that has a value it may not have."""
+    for read in _READS:
+        read()
+
+
 _version = 0
 
 
@@ -107,14 +137,5 @@ def reload() -> None:
     """Forget what was read, so that the next use reads the environment again."""
     global _version
     _version += 1
-    for read in (
-        backend_name,
-        fallback,
-        debug,
-        reference_bytes,
-        cache_dir,
-        cache_path,
-        nvrtc_options,
-        cuda_homes,
-    ):
+    for read in _READS:
         read.cache_clear()

@@ -61,6 +61,8 @@ def fp8_fp4_mqa_logits(
     Raises:
         TypeError, ValueError: An argument is wrong; the message names it.
         BackendUnavailableError: No backend, or not the one named, can run this.
+        CompileError, RuntimeError: A kernel does not compile, load or launch; no other backend is
+            tried.
     """
     rest = (
         weights,
@@ -130,6 +132,8 @@ def fp8_fp4_paged_mqa_logits(
         IndexError: A needed block id is not in the cache (CPU tensors; on GPU tensors it reads
             as zeros).
         BackendUnavailableError: No backend, or not the one named, can run this.
+        CompileError, RuntimeError: A kernel does not compile, load or launch; no other backend is
+            tried.
     """
     rest = (
         kv_cache,
@@ -313,6 +317,11 @@ def warmup(
 
     Arguments as in `supports`. Returns the names of the variants; none for a backend that compiles
     nothing, like the reference.
+
+    Raises:
+        TypeError, ValueError: An argument is wrong; the message names it.
+        BackendUnavailableError: No backend, or not the one named, can run such calls.
+        CompileError, RuntimeError: A kernel does not compile or load.
     """
     where = _device(device)
     options = (page_size, weights_dtype, logits_dtype, clean, compressed)

@@ -207,6 +207,7 @@ def test_falling_back_can_be_silent_or_an_error(setenv: SetEnv) -> None:
         ("MQA_DEBUG", "yes", lambda: mqa.config.debug()),
         ("MQA_REFERENCE_BYTES", "64M", lambda: mqa.config.reference_bytes()),
         ("MQA_NVRTC_OPTIONS", 'a "b', lambda: mqa.config.nvrtc_options()),
+        ("MQA_ARCH", "sm_100", lambda: mqa.config.arch()),
         ("MQA_REFERENCE_BYTES", "1000", lambda: mqa.config.reference_bytes()),
     ],
 )

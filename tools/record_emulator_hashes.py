@@ -1,11 +1,12 @@
-"""Record what Hopper's kernels compute on a GPU, for the emulator to be compared with.
+"""Record what the kernels compute on a GPU, for the emulator to be compared with.
 
     python tools/record_emulator_hashes.py --out tests/emulator/recorded.json
 
 Runs each line of tests/emulator/recorded.txt on a backend and writes a hash of its inputs and one
 of its logits, with what computed them. tests/emulator/test_recorded.py emulates the same lines and
 compares. Inputs are drawn on the CPU, the same on every machine; their hash tells whether they
-were. `--backend sm90-emulated` is a dry run that needs no GPU. Needs no installed `mqa`.
+were. `--backend sm100` records on a Blackwell GPU; `--backend sm90-emulated` and `sm100-emulated`
+are dry runs that need no GPU. Needs no installed `mqa`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 ACCURATE = "accurate "
 METADATA = "metadata "
 PARTS = (7, 132)
+BACKENDS_RECORDED = ("sm90", "sm100", "sm90-emulated", "sm100-emulated")
 
 
 def read_lines(path: Path = LINES) -> list[str]:
@@ -117,15 +119,6 @@ def record_line(line: str, backend: str, device: str) -> dict[str, str]:
     return hashes(inputs, outputs)
 
 
-def kernels_digest() -> str:
-    """Of all CUDA sources."""
-    whole = hashlib.sha256()
-    folder = compiler.sources()
-    for path in sorted(folder.rglob("*.cu*")):
-        whole.update(f"{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
-    return whole.hexdigest()
-
-
 def record(lines: list[str], backend: str, device: str) -> dict[str, Any]:
     """The whole report."""
     machine = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
@@ -139,7 +132,7 @@ def record(lines: list[str], backend: str, device: str) -> dict[str, Any]:
             "nvrtc": ".".join(map(str, compiler.release())),
             "numpy": np.__version__,
         },
-        "kernels": kernels_digest(),
+        "kernels": compiler.sources_digest(),
         "lines": {line: record_line(line, backend, device) for line in lines},
     }
 
@@ -168,7 +161,7 @@ def kernel_names(lines: list[str]) -> set[str]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
-    parser.add_argument("--backend", default="sm90", choices=("sm90", "sm90-emulated"))
+    parser.add_argument("--backend", default="sm90", choices=BACKENDS_RECORDED)
     parser.add_argument("--lines", type=Path, default=LINES, help="what to run, a line each")
     given = parser.parse_args(arguments)
     device = "cpu" if given.backend.endswith("emulated") else "cuda"

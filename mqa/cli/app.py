@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import mqa
+from mqa import config
 from mqa.cli import INTERRUPTED, bench, check, compile, demo, doctor, emulate, explain
 from mqa.cli.console import Stop, one_line, print_whole, standard_error, standard_output
 
@@ -54,6 +55,14 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _check_variables() -> None:
+    """Stops at the first variable of ours that is wrong, before a command is half-way."""
+    try:
+        config.check()
+    except ValueError as error:
+        raise Stop(str(error)) from error
+
+
 app = typer.Typer(
     cls=_Commands,
     add_completion=False,
@@ -81,6 +90,8 @@ def _root(
     mqa bench                         how fast, against what people use today
     mqa compile --arch sm_90a         compile every kernel ahead of its first call
     """
+    if context.invoked_subcommand not in (None, "doctor"):  # which tells all that is wrong
+        _check_variables()
     if context.invoked_subcommand is None:
         print_whole(standard_output(), context.get_help())
 

@@ -16,6 +16,7 @@ import torch
 import mqa
 from mqa import config
 from mqa.cli import machine
+from mqa.cli.apart import answers
 from mqa.cli.console import (
     Stop,
     assert_writable,
@@ -136,7 +137,8 @@ def selected(options: Options) -> Sequence[Row | str]:
 def measure_suite(
     options: Options, rows: Sequence[Row | str], device: Device, peer: Peer
 ) -> dict[str, Any]:
-    """The report of these rows: one that fails holds the reason, and the next ones go on.
+    """The report of these rows: one that fails holds the reason, and the next ones go on unless the
+    GPU is gone, which is `given_up` then.
 
     The JSON file of `options`, if any, is written anew after each row.
     """
@@ -145,7 +147,7 @@ def measure_suite(
     if options.suite != "host":
         compiled = [row for row in rows if not isinstance(row, str)]
         report["warm_up"] = _warm_up(compiled, device.where)
-        report["ceilings"] = measure_ceilings(device)
+        report["ceilings"] = _ceilings(device)
     report["setup_seconds"] = round(time.perf_counter() - begin, 1)
     jobs = [_job(row, options.pairs, device, peer, report.get("ceilings", {})) for row in rows]
     with progress_bar() as progress:
@@ -154,11 +156,24 @@ def measure_suite(
             progress.update(task, description=name["name"])
             report["rows"].append(name | _surviving(work))
             report["seconds"] = round(time.perf_counter() - begin, 1)
+            gone = "failure" in report["rows"][-1] and not answers(device.where)
+            left = len(jobs) - len(report["rows"])
+            if gone and left:
+                report["given_up"] = f"the GPU is gone; rows not run: {left}"
             if options.json is not None:
                 write_json(options.json, report)  # a run that is cut short keeps what it has
             progress.advance(task)
             _tell(report["rows"][-1])
+            if gone:
+                break
     return report
+
+
+def _ceilings(device: Device) -> dict[str, float]:
+    rates, missing = measure_ceilings(device)
+    for name, why in missing.items():
+        print_whole(standard_error(), f"no ceiling {name}: {one_line(why)}")
+    return rates
 
 
 def show(report: dict[str, Any], options: Options) -> None:
@@ -167,6 +182,8 @@ def show(report: dict[str, Any], options: Options) -> None:
     for table in tables(report):
         out.print(rich_table(table))
     print_whole(out, f"{len(report['rows'])} rows in {report['seconds']} s")
+    if "given_up" in report:
+        print_whole(out, report["given_up"], style="red")
     if options.json is not None:
         print_whole(out, f"report: {options.json}")
     if options.table is not None:
@@ -184,6 +201,7 @@ def _page(report: Entry) -> str:
     facts = {
         "GPU": gpus[0]["name"],
         "SMs": report["settings"]["num_sms"],
+        "compiled for": report["settings"]["arch"],
         "command": shlex.join(report["command"]),
         "NVRTC options": shlex.join(report["settings"]["nvrtc_options"]),
         "pairs a row": report["rounds"],
@@ -191,7 +209,8 @@ def _page(report: Entry) -> str:
     }
     named = ("mqa", "commit", "kernels", "torch", "cuda", "driver", "nvidia-cuda-nvrtc")
     facts |= {name: versions.get(name) for name in named}
-    return markdown_page(f"mqa bench, suite {report['suite']}", facts, tables(report))
+    notes = [report["given_up"]] if "given_up" in report else []
+    return markdown_page(f"mqa bench, suite {report['suite']}", facts, tables(report), notes)
 
 
 def _draw(path: Path, report: Entry) -> None:
@@ -205,7 +224,7 @@ def _job(
     row: Row | str, rounds: int, device: Device, peer: Peer, ceilings: dict[str, float]
 ) -> Job:
     if isinstance(row, str):
-        return {"name": row}, lambda: measure_host(HOST_ROWS[row], device, peer, rounds)
+        return {"name": row}, lambda: measure_host(row, device, peer, rounds)
     name = {"group": row.group, "name": row.name}
     return name, lambda: measure(row, device, peer, rounds, ceilings)
 
@@ -228,7 +247,8 @@ def _surviving(work: Callable[[], Entry]) -> Entry:
     try:
         entry = work()
     except Exception as error:
-        entry = {"failure": f"{type(error).__name__}: {one_line(str(error))}"[:2000]}
+        said = machine.without_paths(one_line(str(error)))
+        entry = {"failure": f"{type(error).__name__}: {said}"[:2000]}
     return entry | {"row_seconds": round(time.perf_counter() - begin, 2)}
 
 
@@ -265,6 +285,7 @@ def _facts(options: Options, device: Device, peer: Peer) -> dict[str, Any]:
             "pdl": mqa.get_pdl(device.where),
             "l2_bytes": device.l2_bytes,
             "l2_times": L2_TIMES,
+            "arch": device.arch,
             "nvrtc_options": list(config.nvrtc_options()),
         },
         "clock": CLOCK_METHOD,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -15,10 +16,10 @@ from rich.console import Console
 import mqa
 from mqa.backends import on_gpus_alone
 from mqa.cli import machine
+from mqa.cli.apart import Apart, judge_problem
 from mqa.cli.console import (
     Stop,
     assert_writable,
-    one_line,
     parse_problems,
     print_whole,
     progress_bar,
@@ -28,11 +29,13 @@ from mqa.cli.console import (
     write_whole,
 )
 from mqa.cli.tables import TextTable, markdown_page, rich_table
-from mqa.cli.verdict import FAILED, REFUSED, Outcome, judge
+from mqa.cli.verdict import FAILED, REFUSED, Outcome
 from mqa.problem import REGIMES, PagedProblem, Problem
-from mqa.testing import CORPORA, corpus, make_case
+from mqa.testing import CORPORA, corpus
 
 _SHOWN_FAILURES = 20
+_MOST_LOST = 10
+"""Cases that may take their process with them before the others are given up."""
 
 
 def check(
@@ -53,6 +56,9 @@ def check(
         Path | None, typer.Option(help="JSON file for versions, machine and every case.")
     ] = None,
     table: Annotated[Path | None, typer.Option(help="Markdown file for the table.")] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that a GPU may take for a case.")
+    ] = 120.0,
 ) -> None:
     """Compare a backend with an independent oracle in float64.
 
@@ -60,6 +66,9 @@ def check(
     the bounded regime must be within a derived tolerance, in which the largest error is given as a
     share of what is allowed. Exits with 1 if any case fails, and prints its line for a replay. A
     named backend that this machine cannot run is told at once, with the backend's reason.
+
+    On a GPU a process of its own judges the cases: one whose kernel faults or hangs has failed, the
+    process is replaced, and the next case goes on. The report is written anew after each case.
 
     \b
     Examples:
@@ -75,22 +84,28 @@ def check(
         if path is not None:
             assert_writable(path)
     chosen = parse_problems(problems) if problems else _suite(suite_name)
+    options = _options(backend, device or "cpu")
+    about = [*(problems or ("--suite", suite_name)), *shlex.split(options)]
+    facts = _facts(where, backend, None if problems else suite_name, about)
     begin = time.perf_counter()
-    outcomes = _run(chosen, where, backend)
-    seconds = time.perf_counter() - begin
+    outcomes: list[Outcome] = []
+    for outcome in _judged(chosen, where, backend, timeout):
+        outcomes.append(outcome)
+        if report is not None:
+            write_json(report, facts | _counts(outcomes, len(chosen)))
+    who = f"backend {backend}" if backend else "default backend"
+    title = f"{who} on {where}, {time.perf_counter() - begin:.1f} s"
+    summed, missing = _table(outcomes, title), len(chosen) - len(outcomes)
     out = standard_output()
-    summed = _table(outcomes, f"{backend or 'default backend'} on {where}, {seconds:.1f} s")
     out.print(rich_table(summed, words=3, bad=_failed_groups(outcomes)))
-    failures = [outcome for outcome in outcomes if outcome.status == FAILED]
-    _print_failures(out, failures, _options(backend, device or "cpu"))
+    _print_failures(out, outcomes, missing, options)
     if report is not None:
-        write_json(report, _report(outcomes, where, backend, None if problems else suite_name))
         print_whole(out, f"report: {report}")
     if table is not None:
-        text = _page(summed, failures, where)
+        text = markdown_page("mqa check", _head(facts), [summed], _notes(outcomes, missing))
         write_whole(table, lambda file: file.write_text(text, encoding="utf-8"))
         print_whole(out, f"table: {table}")
-    if failures:
+    if any(outcome.status == FAILED for outcome in outcomes):
         raise typer.Exit(1)
     refusals = [outcome for outcome in outcomes if outcome.status == REFUSED]
     if outcomes and len(refusals) == len(outcomes):
@@ -121,18 +136,23 @@ def _suite(name: str) -> list[Problem]:
     ]
 
 
-def _run(problems: Sequence[Problem], device: torch.device, backend: str | None) -> list[Outcome]:
-    outcomes = []
+def _judged(
+    problems: Sequence[Problem], device: torch.device, backend: str | None, timeout: float
+) -> Iterator[Outcome]:
+    """What becomes of each problem; fewer of them where too many take their process with them."""
     with progress_bar() as progress:
         task = progress.add_task("checking", total=len(problems))
-        for problem in problems:
-            try:
-                case = make_case(problem, device)
-            except (ValueError, AssertionError) as error:
-                raise Stop(f"{problem}: {one_line(str(error))}") from error
-            outcomes.append(judge(case, backend))
-            progress.advance(task)
-    return outcomes
+        if device.type != "cuda":
+            for problem in problems:
+                yield judge_problem(problem, device, backend)
+                progress.advance(task)
+            return
+        with Apart(device, backend, timeout) as judge:
+            for problem in problems:
+                yield judge(problem)
+                progress.advance(task)
+                if judge.lost >= _MOST_LOST:
+                    return
 
 
 def _kind(problem: Problem) -> str:
@@ -165,10 +185,20 @@ def _failed_groups(outcomes: Sequence[Outcome]) -> list[int]:
     return [i for i, members in groups if any(one.status == FAILED for one in members)]
 
 
-def _page(table: TextTable, failures: Sequence[Outcome], device: torch.device) -> str:
-    """The table as somebody can send it, with what failed and where."""
+def _notes(outcomes: Sequence[Outcome], missing: int) -> list[str]:
+    """What failed and where, and what was not checked."""
+    failures = (outcome for outcome in outcomes if outcome.status == FAILED)
     notes = [f"failed: {outcome.problem}: {outcome.detail}" for outcome in failures]
-    return markdown_page("mqa check", machine.summary(device), [table], notes)
+    return notes + ([_given_up(missing)] if missing else [])
+
+
+def _given_up(missing: int) -> str:
+    return f"not checked: {missing} cases, after {_MOST_LOST} that took their process with them"
+
+
+def _head(facts: Mapping[str, Any]) -> dict[str, object]:
+    """What the table's page says of the machine and the command."""
+    return {**facts["summary"], "command": shlex.join(facts["command"])}
 
 
 def _largest(members: Sequence[Outcome], *, exact: bool) -> str:
@@ -187,26 +217,37 @@ def _options(backend: str | None, device: str) -> str:
     return f"{named} --device {device}" if device != "cpu" else named
 
 
-def _print_failures(out: Console, failures: Sequence[Outcome], options: str) -> None:
+def _print_failures(out: Console, outcomes: Sequence[Outcome], missing: int, options: str) -> None:
+    failures = [outcome for outcome in outcomes if outcome.status == FAILED]
     for outcome in failures[:_SHOWN_FAILURES]:
         print_whole(out, f"failed: {outcome.detail}", style="red")
         print_whole(out, f'  mqa check "{outcome.problem}"{options}')
     if len(failures) > _SHOWN_FAILURES:
         print_whole(out, f"and {len(failures) - _SHOWN_FAILURES} more; --report lists them all")
+    if missing:
+        print_whole(out, _given_up(missing), style="red")
 
 
-def _report(
-    outcomes: Sequence[Outcome], device: torch.device, backend: str | None, name: str | None
-) -> dict[str, object]:
+def _facts(
+    device: torch.device, backend: str | None, name: str | None, about: Sequence[str]
+) -> dict[str, Any]:
+    """The head of a report. The command is without the files it writes."""
     return {
+        "command": ["mqa", "check", *about],
         "versions": machine.versions(),
         "machine": machine.machine(),
         "summary": machine.summary(device),
         "device": str(device),
         "backend": backend,
         "suite": name,
+    }
+
+
+def _counts(outcomes: Sequence[Outcome], total: int) -> dict[str, Any]:
+    return {
         "passed": sum(outcome.passed for outcome in outcomes),
         "failed": sum(outcome.status == FAILED for outcome in outcomes),
         "refused": sum(outcome.status == REFUSED for outcome in outcomes),
+        "not_checked": total - len(outcomes),
         "cases": [outcome.as_json() for outcome in outcomes],
     }

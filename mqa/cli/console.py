@@ -47,8 +47,8 @@ def print_whole(out: Console, text: str, style: str | None = None) -> None:
 
 
 def one_line(text: str) -> str:
-    """`text` with its line breaks turned into semicolons."""
-    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    """`text` with its line breaks turned into semicolons, and each run of blanks into one."""
+    return "; ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
 
 
 def progress_bar() -> Progress:

@@ -38,6 +38,7 @@ _VARIABLES: tuple[tuple[str, Callable[[], object]], ...] = (
     ("MQA_REFERENCE_BYTES", config.reference_bytes),
     ("MQA_CACHE_DIR", config.cache_dir),
     ("MQA_CACHE_PATH", lambda: os.pathsep.join(map(str, config.cache_path())) or None),
+    ("MQA_ARCH", config.arch),
     ("MQA_NVRTC_OPTIONS", lambda: shlex.join(config.nvrtc_options()) or None),
 )
 
@@ -132,6 +133,7 @@ def _release(identity: str) -> str:
 
 
 def _cache_rows() -> Iterator[Row]:
+    yield "sources", f"{machine.kernels()}, {compiler.sources()}"
     wanted = _wanted()
     for folder in config.cache_path():
         yield "read first", f"{folder}: {', '.join(_contents(folder, wanted))}"
@@ -143,12 +145,16 @@ def _cache_rows() -> Iterator[Row]:
 
 
 def _wanted() -> dict[str, list[str]]:
-    """For each architecture the names of its kernels' files; nothing without a compiler."""
+    """For each architecture the names of its kernels' files; nothing without a compiler, or its
+    options."""
+    try:
+        config.nvrtc_options()
+    except ValueError:
+        return {}  # the variables' section tells of it
     if compiler.unavailable() is not None:
         return {}
     return {
-        arch: [cache.key(kernel, arch) for kernel in variants.kernels(arch, every=True)]
-        for arch in variants.REGISTRY
+        arch: cache.keys(variants.kernels(arch, every=True), arch) for arch in variants.REGISTRY
     }
 
 

@@ -11,7 +11,7 @@ from mqa.cli.console import Stop, parse_problems, print_whole, standard_output
 from mqa.emulator import EmulationError, Summary, scheduled
 from mqa.emulator.backend import EMULATED, SM90_EMULATED
 from mqa.emulator.scheduler import SCHEDULES
-from mqa.errors import BackendUnavailableError
+from mqa.errors import BackendUnavailableError, CompileError
 from mqa.testing import accumulators, assert_logits, make_case
 
 
@@ -57,7 +57,7 @@ def emulate(
         with scheduled(schedule, seed, checks=checks, trace=trace) as launches:
             got = case.run(backend=backend)
         assert_logits(case, got, model)
-    except (EmulationError, BackendUnavailableError, AssertionError) as error:
+    except (EmulationError, BackendUnavailableError, CompileError, AssertionError) as error:
         raise Stop(str(error), exit_code=1) from error
     except OSError as error:
         raise Stop(f"--trace {trace}: {error}", exit_code=1) from error

@@ -17,7 +17,8 @@ def explain(
         str, typer.Argument(help="One line, like 'dense fp8 S=512 N=8192 H=64 D=128'.")
     ],
     device: Annotated[
-        str, typer.Option(help="cpu, cuda, cuda:1, or sm90: the first GPU of that capability.")
+        str,
+        typer.Option(help="cpu, cuda, cuda:1, or the first GPU of a capability: sm90, sm100f."),
     ] = "",
 ) -> None:
     """Say which backends can run a problem on a device, and why the others can't.
@@ -39,6 +40,8 @@ def _device(name: str) -> torch.device:
         return usable_device(name)
     wanted = (int(architecture[1]), int(architecture[2]))
     for index in range(torch.cuda.device_count()):
-        if torch.cuda.get_device_capability(index) == wanted:
+        found = torch.cuda.get_device_capability(index)
+        family = name.endswith("f") and found[0] == wanted[0] and found[1] >= wanted[1]
+        if family or found == wanted:
             return torch.device("cuda", index)
     raise Stop(f"--device {name!r}: this machine has no GPU of capability {wanted[0]}.{wanted[1]}")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import mqa
+from mqa import config
 from mqa.cuda import compiler
+from mqa.cuda import driver as cuda_driver
 
 _GIB = 1 << 30
 _PACKAGES = (
@@ -56,12 +59,8 @@ def installed(distribution: str) -> str | None:
 
 
 def kernels() -> str:
-    """Digest of the CUDA sources: two reports with the same one measured the same kernels."""
-    root, digest = compiler.sources(), hashlib.sha256()
-    for path in sorted(root.rglob("*.cuh")):
-        for part in (path.relative_to(root).as_posix().encode(), path.read_bytes()):
-            digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()[:12]
+    """Short digest of the CUDA sources: reports with the same one measured the same kernels."""
+    return compiler.sources_digest()[:12]
 
 
 def commit() -> str | None:
@@ -107,10 +106,28 @@ def summary(device: torch.device) -> dict[str, object]:
         "mqa": mqa.__version__,
         "commit": commit(),
         "kernels": kernels(),
+        "compiled for": cuda_driver.architecture(device) if on_gpu else None,
+        "NVRTC options": shlex.join(config.nvrtc_options()),
         "torch": torch.__version__,
         "driver": driver() if on_gpu else None,
         "NVRTC": installed("nvidia-cuda-nvrtc"),
     }
+
+
+def without_paths(text: str) -> str:
+    """`text`, an error's, without the folders of this machine: what reports say, people send."""
+    folders = {
+        compiler.sources(): "csrc",
+        Path(mqa.__file__).resolve().parent: "mqa",
+        Path(sys.prefix): "python",
+        Path.cwd(): ".",
+        Path(os.path.expanduser("~")): "~",
+    }
+    for folder, name in sorted(folders.items(), key=lambda one: -len(str(one[0]))):
+        if len(folder.parts) < 2:  # the root is in every path
+            continue
+        text = re.sub(re.escape(str(folder)) + r"(?=/|\s|$)", name, text)
+    return text
 
 
 def usable_cores() -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mqa.backends import choose
+from mqa.cli import machine
 from mqa.cli.console import Stop, one_line
 from mqa.errors import BackendUnavailableError
 from mqa.problem import Problem
@@ -21,6 +24,7 @@ from mqa.testing import (
 )
 
 PASSED, FAILED, REFUSED = "passed", "failed", "refused"
+Ran = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,12 @@ class Outcome:
         }
 
 
-def judge(case: Case, backend: str | None = None) -> Outcome:
+def judge(case: Case, backend: str | None = None, ran: Ran = lambda: None) -> Outcome:
     """Run `case` on `backend` (default: the one a call would get) and hold it against the oracle.
 
     A backend that raises fails the case. Cases of odd seeds write to a strided `out` full of NaN
-    whose surroundings must stay as they were. Stops at a name that no backend has.
+    whose surroundings must stay as they were. `ran` is called when the device is through and before
+    the oracle computes. Stops at a name that no backend has.
     """
     try:
         chosen = choose(case.problem, case.device, backend)
@@ -73,6 +78,9 @@ def judge(case: Case, backend: str | None = None) -> Outcome:
     worst = None
     try:
         got = _run(case, chosen.name)
+        if got.is_cuda:
+            torch.cuda.synchronize(got.device)
+        ran()
         worst = largest_error(case, got, _model(chosen.accumulator(case.problem.format)))
     except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
         detail = _detail(error)
@@ -96,5 +104,5 @@ def _model(name: str) -> Accumulator:
 
 
 def _detail(error: Exception) -> str:
-    text = one_line(str(error))
+    text = machine.without_paths(one_line(str(error)))
     return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"

@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mqa import config
@@ -75,10 +75,18 @@ def key(kernel: Kernel, arch: str) -> str:
     what they say is. All of `csrc` counts. A kernel that lies elsewhere counts with its own file,
     not with neighbours that it may include.
     """
-    digest = hashlib.sha256()
-    for part in _origins(kernel, arch):
-        digest.update(struct.pack("<Q", len(part)) + part)
-    return digest.hexdigest()
+    return keys([kernel], arch)[0]
+
+
+def keys(kernels: Sequence[Kernel], arch: str) -> list[str]:
+    """The same of many kernels, for which sources and headers are read once."""
+    common, names = [*_surroundings(arch)], []
+    for kernel in kernels:
+        digest = hashlib.sha256()
+        for part in (_MAGIC, *_asked(kernel), *common, *_own_source(kernel)):
+            digest.update(struct.pack("<Q", len(part)) + part)
+        names.append(digest.hexdigest())
+    return names
 
 
 def trouble() -> str | None:
@@ -94,10 +102,13 @@ def forget() -> None:
         _trouble, _told = None, False
 
 
-def _origins(kernel: Kernel, arch: str) -> Iterator[bytes]:
-    yield _MAGIC
+def _asked(kernel: Kernel) -> Iterator[bytes]:
     yield compiler.translation_unit(kernel).encode()
     yield str(kernel).encode()
+
+
+def _surroundings(arch: str) -> Iterator[bytes]:
+    """What every kernel for an architecture follows from."""
     yield "\n".join(compiler.flags(arch)).encode()
     yield compiler.identity().encode()
     yield headers.find().identity.encode()
@@ -107,6 +118,9 @@ def _origins(kernel: Kernel, arch: str) -> Iterator[bytes]:
             continue
         yield path.relative_to(root).as_posix().encode()
         yield path.read_bytes()
+
+
+def _own_source(kernel: Kernel) -> Iterator[bytes]:
     source = Path(kernel.source)
     if source.is_absolute() and source.is_file():
         yield source.read_bytes()

@@ -7,6 +7,7 @@ are kept by `mqa.cuda.cache`; this module compiles anew each time that it is ask
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -129,6 +130,16 @@ def sources() -> Path:
     if (checkout / "pyproject.toml").is_file() and (checkout / "csrc").is_dir():
         return checkout / "csrc"
     return package / "csrc"
+
+
+def sources_digest() -> str:
+    """SHA-256 of the names and contents of all CUDA sources, in hex: what computed with the same
+    one ran the same kernels."""
+    root, digest = sources(), hashlib.sha256()
+    for path in sorted(root.rglob("*.cuh")):
+        for part in (path.relative_to(root).as_posix().encode(), path.read_bytes()):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
 
 
 @functools.cache

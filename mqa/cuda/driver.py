@@ -61,9 +61,9 @@ def _too_old() -> str | None:
     major, minor = compiler.release()
     if not int(error) and version // 1000 >= major:
         return None
-    return (
-        f"the NVIDIA driver is for CUDA {version // 1000}, kernels are compiled by {major}.{minor}"
-    )
+    has = f"{version // 1000}.{version % 1000 // 10}"
+    needs = f"kernels are compiled by {major}.{minor} and need one for CUDA {major}.0 or newer"
+    return f"the NVIDIA driver is for CUDA {has}, {needs}"
 
 
 @functools.cache
@@ -74,10 +74,28 @@ def _driver() -> Any:
 
 
 def architecture(device: torch.device | int) -> str:
-    """What kernels for `device` are compiled for: of compute capability 10.x the features of the
-    whole family, so that one binary serves all of it, else those of that very architecture."""
+    """What kernels for `device` are compiled for: what MQA_ARCH says, else of compute capability
+    10.x the features of the whole family, so that one binary serves all of it, else those of that
+    very architecture."""
+    chosen = config.arch()
+    if chosen is not None:
+        return chosen
     major, minor = torch.cuda.get_device_capability(device)
     return "sm_100f" if major == 10 else f"sm_{major}{minor}a"
+
+
+def misfit(device: torch.device | int) -> str | None:
+    """Why what MQA_ARCH says does not run on `device`, None if it does or nothing is said: a
+    binary of `sm_100a` runs on 10.0 alone, one of `sm_100f` on 10.0 and later ones of 10.x."""
+    chosen = config.arch()
+    if chosen is None:
+        return None
+    found = torch.cuda.get_device_capability(device)
+    major, minor = int(chosen[3:-2]), int(chosen[-2])
+    family = chosen.endswith("f") and found[0] == major and found[1] >= minor
+    if family or found == (major, minor):
+        return None
+    return f"MQA_ARCH={chosen} does not run on compute capability {found[0]}.{found[1]}"
 
 
 class Launcher:

@@ -88,7 +88,7 @@ class Gpu(ABC):
         elif not self.takes(*(found := torch.cuda.get_device_capability(device))):
             has = f"{device} has {found[0]}.{found[1]}"
             yield f"needs compute capability {self.capability}, {has}"
-        elif (missing := driver.unavailable()) is not None:
+        elif (missing := driver.misfit(device) or driver.unavailable()) is not None:
             yield missing
 
     def plan_dense(self, call: DenseCall, out: Tensor) -> Plan:

@@ -11,7 +11,11 @@ REGISTRY: dict[str, Callable[[bool], tuple[Kernel, ...]]] = {
     "sm_100f": lambda every: sm100.kernels(every=every),
     "sm_90a": lambda every: sm90.kernels(every=every),
 }
-"""Architecture → its kernels: all of them, or (False) the set that covers every pair of choices."""
+"""Architecture → its kernels: all of them, or (False) the set that covers every pair of choices.
+What kernels are compiled for where MQA_ARCH says nothing."""
+
+ALSO = {"sm_100a": "sm_100f", "sm_103a": "sm_100f"}
+"""Architectures that have the kernels of another one: of one GPU alone, not of its family."""
 
 
 def kernels(arch: str, *, every: bool = False) -> tuple[Kernel, ...]:
@@ -19,7 +23,9 @@ def kernels(arch: str, *, every: bool = False) -> tuple[Kernel, ...]:
 
     Raises `ValueError` for an architecture that has none.
     """
-    if arch not in REGISTRY:
-        known = ", ".join(sorted(REGISTRY)) or "none in this version"
+    same = ALSO.get(arch, arch)
+    if same not in REGISTRY:
+        also = (name for name, other in ALSO.items() if other in REGISTRY)
+        known = ", ".join(sorted((*REGISTRY, *also))) or "none in this version"
         raise ValueError(f"arch={arch!r}, expected one of: {known}")
-    return REGISTRY[arch](every)
+    return REGISTRY[same](every)

@@ -1,14 +1,23 @@
 import importlib
 import importlib.metadata
-import importlib.util
-import importlib.metadata
 import json
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
+from mqa.cli import apart, machine
+from mqa.cli.apart import Apart
+from mqa.cli.console import Stop
+from mqa.cli.verdict import Outcome
+from mqa.cuda import compiler
+from mqa.errors import CompileError
 from mqa.problem import parse
-from mqa.testing import corpus
+from mqa.testing import accumulators, corpus
 
 BACKENDS = importlib.import_module("mqa.backends")  # mqa.backends is the public function.
 SMALL_DENSE = "dense fp8 S=3 N=40 H=4 D=32"
@@ -121,3 +130,161 @@ def test_check_writes_a_table_that_can_be_sent(run, more_backends, tmp_path):
     assert "- kernels: " in page
     assert "| fp8 | dense | exact | 1 | 0 | 0 | - |" in page
     assert f"- failed: {parse(line)}: " in page
+
+
+def _stand_in(problem, device, backend, ran):
+    """A judge in the process of its own: what it does is told by the problem's seed."""
+    if problem.seed == 1:
+        os._exit(11)
+    if problem.seed == 2:
+        time.sleep(600)
+    if problem.seed == 5:
+        ran()
+        time.sleep(1.5)
+    if problem.seed == 3:
+        raise RuntimeError("CUDA error: an illegal memory access")
+    if problem.seed == 4:
+        raise Stop("no such thing")
+    return Outcome(problem, str(os.getpid()), "passed", None, "", 0.5)
+
+
+def _with_seed(seed):
+    return parse(f"{SMALL_DENSE} seed={seed}")
+
+
+def test_a_case_that_takes_its_process_with_it_costs_no_other_case():
+    with Apart(torch.device("cpu"), "abacus", 30.0, judge=_stand_in) as judge:
+        first = judge(_with_seed(0))
+        assert first.passed
+        assert first.backend != str(os.getpid())
+        died = judge(_with_seed(1))
+        assert (died.status, died.backend) == ("failed", "abacus")
+        assert died.detail == "its process ended with exit code 11"
+        second = judge(_with_seed(0))
+        assert second.backend != first.backend
+        told = judge(_with_seed(3))
+        assert told.detail == "RuntimeError: CUDA error: an illegal memory access"
+        with pytest.raises(Stop, match="no such thing"):
+            judge(_with_seed(4))
+        assert judge(_with_seed(0)).backend == second.backend
+        assert judge.lost == 1
+        judge._seconds = 0.5
+        assert judge(_with_seed(5)).passed  # the oracle takes its time
+        hung = judge(_with_seed(2))
+        assert hung.detail == "no result after 0.5 s: its process was ended"
+        assert 0.5 <= hung.seconds < 30
+        assert judge.lost == 2
+        process = judge._process
+    assert not process.is_alive()
+
+
+def test_a_process_whose_device_is_gone_is_replaced(monkeypatch):
+    ours, theirs = multiprocessing.Pipe()
+    monkeypatch.setattr(apart, "answers", lambda device: device.type != "cuda")
+    ours.send(_with_seed(0))
+    ours.send(_with_seed(3))
+    ours.close()
+    answers = []
+    monkeypatch.setattr(apart.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(theirs, "send", answers.append, raising=False)
+    apart._serve(theirs, _stand_in, torch.device("cuda"), None)
+    assert [answer and (answer[0].status, answer[1]) for answer in answers] == [
+        None,
+        ("passed", False),
+        ("failed", False),
+    ]
+
+
+def test_a_device_is_unfit_once_it_raises(monkeypatch):
+    def gone(device):
+        raise RuntimeError("an illegal memory access")
+
+    assert apart.answers(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", gone)
+    assert not apart.answers(torch.device("cuda", 0))
+
+
+def test_on_a_gpu_cases_are_judged_apart_until_too_many_are_lost(run, monkeypatch, tmp_path):
+    class Losing:
+        def __init__(self, device, backend, seconds):
+            assert (device, backend, seconds) == (torch.device("cuda"), None, 7.0)
+            self.lost = 0
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def __call__(self, problem):
+            self.lost += 1
+            return Outcome(problem, "sm100", "failed", None, "no result", 7.0)
+
+    check = importlib.import_module("mqa.cli.check")
+    monkeypatch.setattr(check, "Apart", Losing)
+    monkeypatch.setattr(check, "_MOST_LOST", 2)
+    monkeypatch.setattr(check, "usable_device", torch.device)
+    monkeypatch.setattr(machine, "summary", lambda device: {"device": "Abacus"})
+    files = tmp_path / "check.json", tmp_path / "check.md"
+    lines = [f"{SMALL_DENSE} seed={seed}" for seed in range(5)]
+    options = ("--device", "cuda", "--timeout", "7")
+    result = run("check", *lines, *options, "--report", str(files[0]), "--table", str(files[1]))
+    assert result.exit_code == 1
+    given_up = "not checked: 3 cases, after 2 that took their process with them"
+    assert given_up in result.stdout
+    report = json.loads(files[0].read_text())
+    assert (report["failed"], report["not_checked"], len(report["cases"])) == (2, 3, 2)
+    assert report["command"] == ["mqa", "check", *lines, "--device", "cuda"]
+    page = files[1].read_text("utf-8")
+    assert f"- {given_up}" in page
+    assert "- command: mqa check 'dense fp8 S=3" in page
+
+
+def test_the_report_is_there_while_cases_run(run, monkeypatch, tmp_path):
+    path, seen = tmp_path / "report.json", []
+    check = importlib.import_module("mqa.cli.check")
+    real = check.judge_problem
+
+    def judge(problem, device, backend):
+        seen.append(len(json.loads(path.read_text())["cases"]) if path.exists() else 0)
+        return real(problem, device, backend)
+
+    monkeypatch.setattr(check, "judge_problem", judge)
+    assert run("check", SMALL_DENSE, SMALL_PAGED, "--report", str(path)).exit_code == 0
+    assert seen == [0, 1]
+    assert json.loads(path.read_text())["not_checked"] == 0
+
+
+def test_errors_in_reports_name_no_folder_of_this_machine(run, monkeypatch, tmp_path):
+    folders = {"csrc": compiler.sources(), "python": Path(sys.prefix), "~": Path("~").expanduser()}
+
+    class Uncompiled(BACKENDS.Reference):
+        name = "uncompiled"
+
+        def dense(self, call, out):
+            raise CompileError(" ".join(f"-I{folder}/x" for folder in folders.values()))
+
+    monkeypatch.setattr(BACKENDS, "BACKENDS", (Uncompiled(),))
+    path = tmp_path / "report.json"
+    assert run("check", SMALL_DENSE, "--report", str(path)).exit_code == 1
+    report = json.loads(path.read_text())
+    assert report["cases"][0]["detail"] == "CompileError: -Icsrc/x -Ipython/x -I~/x"
+    assert str(tmp_path) not in path.read_text()
+
+
+def test_a_judge_says_when_the_device_is_through():
+    seen = []
+
+    class Noted(accumulators.Float32AnyOrder):
+        def dots(self, q, k):
+            seen.append("oracle")
+            return super().dots(q, k)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accumulators, "FLOAT32", Noted())
+        outcome = apart.judge_problem(
+            parse(SMALL_DENSE), torch.device("cpu"), "reference", lambda: seen.append("ran")
+        )
+    assert outcome.passed
+    assert seen[0] == "ran"
+    assert "oracle" in seen

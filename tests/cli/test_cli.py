@@ -107,10 +107,10 @@ def test_main_runs_the_command_line(monkeypatch, capsys):
 
 
 def test_ctrl_c_ends_with_130_and_no_report(run, monkeypatch, tmp_path):
-    def interrupted(case, backend):
+    def interrupted(problem, device, backend):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mqa.cli.check.judge", interrupted)
+    monkeypatch.setattr("mqa.cli.check.judge_problem", interrupted)
     result = run("check", SMALL_DENSE, "--report", str(tmp_path / "report.json"))
     assert result.exit_code == 130
     assert list(tmp_path.iterdir()) == []
@@ -120,7 +120,7 @@ def test_ctrl_c_in_a_process_leaves_no_traceback(run, tmp_path):
     script = """if True:
         import mqa.cli, mqa.cli.check, os, signal
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        mqa.cli.check.judge = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+        mqa.cli.check.judge_problem = lambda *_: os.kill(os.getpid(), signal.SIGINT)
         mqa.cli.main()
     """
     command = [sys.executable, "-c", script, "check", "--report", "report.json"]
@@ -170,3 +170,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         console.write_whole(path, half_way)
     assert [entry.name for entry in tmp_path.iterdir()] == ["picture.png"]
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("command", [("explain", SMALL_DENSE), ("bench", "--suite", "hopper")])
+def test_a_variable_that_is_wrong_is_one_line(run, error_line, setenv, command):
+    setenv("MQA_ARCH", "blackwell")
+    told = "MQA_ARCH='blackwell', expected an architecture such as sm_100f or sm_103a"
+    assert told in error_line(run(*command))

@@ -32,7 +32,11 @@ def test_doctor_shows_backends_versions_and_variables(run, more_backends, monkey
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
-    [("MQA_DEBUG", "yes", "expected 0 or 1"), ("MQA_BACKEND", "abacus", "expected one of")],
+    [
+        ("MQA_DEBUG", "yes", "expected 0 or 1"),
+        ("MQA_BACKEND", "abacus", "expected one of"),
+        ("MQA_NVRTC_OPTIONS", 'a "b', "expected options separated as in a shell"),
+    ],
 )
 def test_doctor_reports_a_variable_that_is_wrong(run, monkeypatch, name, value, words):
     monkeypatch.setenv(name, value)
@@ -77,21 +81,22 @@ def test_doctor_counts_the_kernels_that_this_compiler_would_find(monkeypatch, tm
     for kernel in kernels[:2]:
         (tmp_path / f"{cache.key(kernel, 'sm_90a')}.bin").touch()
     (tmp_path / "of-another-compiler.bin").touch()
-    ((_, where),) = doctor._cache_rows()
+    _, (_, where) = doctor._cache_rows()
     assert "3 compiled, 0.0 MiB, 2 of 3 kernels of sm_90a present for this compiler, w" in where
     monkeypatch.setattr(compiler, "unavailable", lambda: "no NVRTC")
-    ((_, where),) = doctor._cache_rows()
+    _, (_, where) = doctor._cache_rows()
     assert "3 compiled, 0.0 MiB, writable" in where
 
 
 def test_doctor_says_why_kernels_are_not_kept(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MQA_CACHE_DIR", str(tmp_path / "file" / "deeper"))
-    ((_, where),) = doctor._cache_rows()
+    _, (_, where) = doctor._cache_rows()
     assert where.endswith(f"compiled anew in each process ({tmp_path / 'file'})")
     monkeypatch.setattr(config, "cache_dir", functools.cache(lambda: None))
     assert list(doctor._cache_rows()) == [
-        ("read and written", "none: no home directory, and MQA_CACHE_DIR is not set")
+        ("sources", f"{machine.kernels()}, {compiler.sources()}"),
+        ("read and written", "none: no home directory, and MQA_CACHE_DIR is not set"),
     ]
 
 

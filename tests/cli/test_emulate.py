@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqa.cuda import compiler
+from mqa.cuda import cache, compiler
 
 SMALL = "dense fp8 S=2 N=70 H=8 D=32 regime=exact"
 
@@ -79,3 +79,18 @@ def test_what_is_looked_for_can_be_said(run: Any, monkeypatch: pytest.MonkeyPatc
     for option, schedule in (("--checks", "eager"), ("--no-checks", "hunt")):
         assert run("emulate", SMALL, "--schedule", schedule, option).exit_code == 0
     assert [(one.any, one.order) for one in asked] == [(True, True), (False, False)]
+
+
+@pytest.mark.skipif(compiler.unavailable() is not None, reason="NVRTC is missing")
+def test_a_kernel_that_does_not_compile_is_told_without_a_traceback(
+    run: Any, setenv: Any, tmp_path: Path
+) -> None:
+    setenv("MQA_NVRTC_OPTIONS", "-DMQA_CLEANING=kNever")
+    cache.forget()
+    try:
+        result = run("emulate", SMALL)
+    finally:
+        cache.forget()
+    assert result.exit_code == 1
+    assert result.stderr.startswith("mqa: cannot compile mqa::")
+    assert 'has no member "kNever"' in result.stderr

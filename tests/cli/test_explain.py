@@ -12,6 +12,14 @@ def test_explain_gives_every_reason_and_who_can(run, more_backends):
     assert "reference  can run it" in result.stdout
 
 
+def test_explain_finds_a_gpu_of_a_family(run, error_line, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (10, 3))
+    assert "on cuda:0" in run("explain", SMALL_DENSE, "--device", "sm_100f").stdout
+    result = run("explain", SMALL_DENSE, "--device", "sm_100a")
+    assert "this machine has no GPU of capability 10.0" in error_line(result)
+
+
 def test_explain_finds_the_gpu_of_an_architecture(run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8 + index, 0))

@@ -1,4 +1,5 @@
-r"""Every path of the Hopper kernels on compact shapes, to be run under a sanitizer.
+r"""Every path of the kernels of this GPU, Hopper or Blackwell, on compact shapes, to be run under a
+sanitizer.
 
     for tool in memcheck synccheck initcheck; do
         compute-sanitizer --tool $tool --error-exitcode 9 python tests/cuda/sanitize_sm90.py
@@ -32,7 +33,8 @@ from mqa.problem import PagedProblem, Problem, parse
 from mqa.reference import schedule
 from mqa.testing import Case, assert_logits, guards_intact, make_case
 
-BACKEND, ACCURATE, DEVICE = "sm90", "sm90-accurate", "cuda"
+BACKENDS, ACCURATE, DEVICE = {9: "sm90", 10: "sm100"}, "sm90-accurate", "cuda"
+"""By major compute capability."""
 MANY, FEW = "S=20 N=700", "S=2 N=700"
 DENSE = (
     *(f"{MANY} H={H} D=64 windows=random" for H in (8, 16, 32, 64, 128)),
@@ -108,7 +110,7 @@ PATHS = (
     *converted("mxfp4", CONVERTED_DENSE + MX_DENSE, CONVERTED_PAGED + MX_PAGED),
     *(f"{ACCURATE} {path}" for path in converted("fp8", CONVERTED_DENSE, CONVERTED_PAGED)),
 )
-"""Problems, behind the name of the backend where it is not `sm90`."""
+"""Problems, behind the name of the backend where it is not the default one."""
 
 
 def fresh_schedule(case: Case) -> Tensor:
@@ -140,12 +142,19 @@ def check(problem: Problem, backend: str, *, fresh: bool = False) -> None:
         raise AssertionError(f"something around the result was written\nreplay: {problem}")
 
 
+def on(major: int, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Backends and problems of the paths that a GPU of this major compute capability has."""
+    for path in paths:
+        if not path.startswith(ACCURATE):
+            yield BACKENDS[major], path
+        elif BACKENDS[major] == "sm90":
+            yield ACCURATE, path.removeprefix(ACCURATE)
+
+
 def failures(paths: Iterable[str]) -> Iterator[str]:
-    for path, pdl in itertools.product(paths, (False, True)):
+    major, _ = torch.cuda.get_device_capability(DEVICE)
+    for (backend, line), pdl in itertools.product(on(major, paths), (False, True)):
         mqa.set_pdl(pdl, DEVICE)
-        backend, line = (
-            (ACCURATE, path.removeprefix(ACCURATE)) if ACCURATE in path else (BACKEND, path)
-        )
         problem = parse(f"{line} regime=exact seed=3")
         try:
             check(problem, backend, fresh=pdl)

@@ -109,7 +109,9 @@ def test_nothing_is_missing_here() -> None:
 @pytest.mark.usefixtures("_ask_again")
 def test_a_driver_from_before_the_compiler_is_what_is_missing(fake: FakeDriver) -> None:
     fake.version = 12090
-    assert str(driver.unavailable()).startswith("the NVIDIA driver is for CUDA 12, kernels are")
+    told = str(driver.unavailable())
+    assert told.startswith("the NVIDIA driver is for CUDA 12.9, kernels are compiled by 13.")
+    assert told.endswith(" and need one for CUDA 13.0 or newer")
 
 
 @pytest.mark.usefixtures("_ask_again")

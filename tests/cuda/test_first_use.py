@@ -1,4 +1,4 @@
-"""What a process or a thread does first on a Hopper GPU may be anything of this library."""
+"""What a process or a thread does first on such a GPU may be anything of this library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 FIRST = {
     "a warmup": 'mqa.warmup(64, 128, "fp8", device="cuda")',
     "a warmup of a device by number": 'mqa.warmup(64, 128, "fp8", device="cuda:0")',
-    "a question": 'assert mqa.supports(64, 128, "fp8", device="cuda:0").backend == "sm90"',
+    "a question": 'assert "sm" in mqa.supports(64, 128, "fp8", device="cuda:0").backend',
     "a list": "assert {x.name for x in mqa.backends() if x.usable} & {'sm90', 'sm100'}",
     "dependent launch": 'mqa.set_pdl(True); mqa.warmup(8, 32, "fp8", device="cuda")',
 }

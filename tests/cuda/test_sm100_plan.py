@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
 from pathlib import Path
@@ -88,6 +89,34 @@ def test_gpus_of_other_capabilities_get_another(capability: Any) -> None:
     capability(9, 0)
     assert choose(parse(DENSE), GPU).name == "sm90"
     assert reasons(DENSE, CPU) == ["needs a CUDA device of compute capability 10.x, this is cpu"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "runs_on"),
+    [
+        ("sm_100a", {(10, 0)}),
+        ("sm_103a", {(10, 3)}),
+        ("sm_100f", {(10, 0), (10, 3)}),
+        ("sm_103f", {(10, 3)}),
+        ("sm_90a", set()),
+    ],
+)
+def test_an_architecture_may_be_asked_for_where_it_runs(
+    capability: Any, setenv: Any, arch: str, runs_on: set[tuple[int, int]]
+) -> None:
+    setenv("MQA_ARCH", arch)
+    for found in ((10, 0), (10, 3)):
+        capability(*found)
+        assert driver.architecture(GPU) == arch
+        said = f"MQA_ARCH={arch} does not run on compute capability {found[0]}.{found[1]}"
+        assert reasons(DENSE) == ([] if found in runs_on else [said])
+
+
+def test_kernels_of_the_family_are_those_of_its_gpus() -> None:
+    for arch in ("sm_100a", "sm_103a"):
+        assert variants.kernels(arch) == variants.kernels("sm_100f")
+    with pytest.raises(ValueError, match=r"expected one of: sm_100a, sm_100f, sm_103a, sm_90a$"):
+        variants.kernels("sm_120a")
 
 
 def test_the_best_backend_is_asked_first() -> None:
@@ -428,3 +457,16 @@ def test_a_warmup_loads_all_that_a_call_of_the_configuration_can_reach(
         SM100.warmup(parse(line), GPU)
         assert loaded == {plan.kernel: plan.shared_bytes, metadata.METADATA[0]: 0}
         loaded.clear()
+
+
+def test_what_a_sanitizer_runs_there_is_all_that_this_backend_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # which the script sets
+    script = importlib.import_module("sanitize_sm90")
+    on_hopper, here = (list(script.on(major, script.PATHS)) for major in (9, 10))
+    assert {backend for backend, _ in on_hopper} == {"sm90", "sm90-accurate"}
+    assert {backend for backend, _ in here} == {"sm100"}
+    assert len(here) > 70
+    for _, line in on_hopper:
+        assert [*SM100.problem_reasons(parse(f"{line} regime=exact seed=3"))] == []

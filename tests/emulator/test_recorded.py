@@ -156,14 +156,15 @@ def test_input_digests_see_every_tensor(recorder: ModuleType) -> None:
 
 
 @needs_nvrtc
-def test_a_dry_run_writes_a_report(recorder: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["sm90-emulated", "sm100-emulated"])
+def test_a_dry_run_writes_a_report(recorder: ModuleType, tmp_path: Path, backend: str) -> None:
     lines, out = tmp_path / "lines.txt", tmp_path / "report.json"
     wanted = ["dense fp8 S=3 N=40 H=64 D=128 clean=0 out=bfloat16 regime=exact", LINES[-1]]
     lines.write_text("\n".join(["# two", *wanted]))
-    recorder.main(["--backend", "sm90-emulated", "--lines", str(lines), "--out", str(out)])
+    recorder.main(["--backend", backend, "--lines", str(lines), "--out", str(out)])
     report = json.loads(out.read_text())
     assert list(report["lines"]) == wanted
     assert len(report["kernels"]) == 64
     assert report["versions"]["torch"] == torch.__version__
-    again = recorder.record_line(wanted[0], "sm90-emulated", "cpu")
+    again = recorder.record_line(wanted[0], backend, "cpu")
     assert report["lines"][wanted[0]] == again

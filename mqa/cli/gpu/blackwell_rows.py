@@ -34,8 +34,23 @@ _COMPLETE = {
 }
 """Complete calls, cleaned, float32 logits, by format, (S, N) and (H, D). Row s sees N - S + s
 tokens."""
-_FEW_ROWS = {1: 225e-6, 16: 231e-6, 128: 237e-6}
-"""FP8 calls on an H200 by query rows, 65536 tokens, H=64 D=128, uncleaned."""
+_FEW_ROWS = {
+    (64, 128): {1: 225e-6, 16: 231e-6, 128: 237e-6},
+    (32, 128): {1: 245e-6, 16: 257e-6, 128: 268e-6},
+}
+"""FP8 calls on an H200 by (H, D) and query rows, 65536 tokens, uncleaned."""
+_COMPRESSED = {
+    ((2048, 8192), (64, 128)): 250e-6,
+    ((2048, 8192), (32, 128)): 141e-6,
+    ((2048, 8192), (64, 64)): 191e-6,
+    (EVEN, (64, 128)): 1097e-6,
+    (EVEN, (32, 128)): 603e-6,
+    (EVEN, (64, 64)): 801e-6,
+    (LONG, (64, 128)): 9085e-6,
+    (LONG, (32, 128)): 4857e-6,
+    (LONG, (64, 64)): 6356e-6,
+}
+"""FP8 calls on an H200 with max_seqlen_k, by (S, N) and (H, D)."""
 _PAGED = {
     (1, 1, 65536): 6.24e-6,
     (8, 1, 32768): 14.5e-6,
@@ -68,22 +83,33 @@ def _before(rows: int, keys: int) -> Windows:
     return Windows(np.zeros_like(position), keys - rows + position, keys)
 
 
+def _compressed() -> Iterator[Row]:
+    for ((rows, keys), size), seconds in _COMPRESSED.items():
+        name = f"{rows}×{keys} H={size[0]} D={size[1]}"
+        calls = {"full": Call(), "compressed": Call(compressed=True)}
+        first, second = (
+            Party(MQA, label, causal(rows, keys), *size, call) for label, call in calls.items()
+        )
+        yield Comparison("compressed", name, first, second, reported=Reported(seconds, _H200))
+
+
 def _formats() -> Iterator[Row]:
     """The MX formats beside FP8, for each shape that has a reported figure of FP8."""
     fresh = {kind: Call(schedule="fresh", format=kind) for kind in FORMATS}
     plain = {kind: Call(format=kind) for kind in FORMATS}
-    shapes: list[tuple[str, Windows, dict[Format, Call], float]] = [
-        (f"{rows}×65536", causal(rows, 65536), plain, seconds)
-        for rows, seconds in _FEW_ROWS.items()
+    shapes: list[tuple[str, Windows, tuple[int, int], dict[Format, Call], float]] = [
+        (f"{rows}×65536 H={size[0]} D={size[1]}", causal(rows, 65536), size, plain, seconds)
+        for size, figures in _FEW_ROWS.items()
+        for rows, seconds in figures.items()
     ]
     shapes += [
-        (f"paged B={b} next_n={n} tokens={length}", batch(b, n, length), fresh, seconds)
+        (f"paged B={b} next_n={n} tokens={length}", batch(b, n, length), _MAIN, fresh, seconds)
         for (b, n, length), seconds in _PAGED.items()
     ]
-    for shape, windows, calls, seconds in shapes:
+    for shape, windows, size, calls, seconds in shapes:
         for kind in FORMATS[1:]:
             first, second = (
-                Party(MQA, c.format, windows, *_MAIN, c) for c in (calls["fp8"], calls[kind])
+                Party(MQA, c.format, windows, *size, c) for c in (calls["fp8"], calls[kind])
             )
             yield Comparison(
                 "formats", f"{kind}, {shape}", first, second, reported=Reported(seconds, _H200)
@@ -109,6 +135,11 @@ def _variants() -> Iterator[Row]:
         }.items():
             other = Party(MQA, label, causal(*EVEN), *_MAIN, call)
             yield Comparison("variants", f"{kind}, {label} / full float32", other, full)
+        shape = batch(64, 1, 8192)
+        none, fresh = (Call(schedule=cuts, format=kind) for cuts in ("", "fresh"))
+        first, second = (Party(MQA, c.schedule, shape, *_MAIN, c) for c in (none, fresh))
+        name = f"{kind}, paged B=64 tokens=8192, no schedule / fresh"
+        yield Comparison("variants", name, first, second)
 
 
 def _sizes() -> Iterator[Row]:
@@ -132,7 +163,7 @@ def _schedules() -> Iterator[Row]:
 def _peer() -> Iterator[Row]:
     for kind in FORMATS:
         dense = {f"{rows}×{keys}": causal(rows, keys) for rows, keys in _SHAPES}
-        dense |= {f"{rows}×65536": causal(rows, 65536) for rows in _FEW_ROWS}
+        dense |= {f"{rows}×65536": causal(rows, 65536) for rows in _FEW_ROWS[_MAIN]}
         for name, windows in dense.items():
             yield _against(f"{kind} {name}", windows, Call(format=kind))
         for b, n, length in AGAINST_PEER:
@@ -148,6 +179,7 @@ def _against(name: str, windows: Windows, call: Call, *, after_kernel: bool = Fa
 
 BLACKWELL: tuple[Callable[[], Iterator[Row]], ...] = (
     _complete,
+    _compressed,
     _formats,
     _cleaning,
     _variants,

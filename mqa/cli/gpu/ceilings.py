@@ -34,13 +34,17 @@ CEILINGS = {
 }
 
 
-def measure_ceilings(device: Device) -> dict[str, float]:
-    """Rates a second by name: FLOP for fp8, bytes for fill and read."""
-    rates = {}
+def measure_ceilings(device: Device) -> tuple[dict[str, float], dict[str, str]]:
+    """Rates a second by name: FLOP for fp8, bytes for fill and read. And, by name, why there is
+    none: what torch cannot do on a GPU must not end a suite there."""
+    rates, failures = {}, {}
     for name, ceiling in CEILINGS.items():
-        rates[name] = ceiling.amount / _median(ceiling.make(device.where), device)
+        try:
+            rates[name] = ceiling.amount / _median(ceiling.make(device.where), device)
+        except RuntimeError as error:
+            failures[name] = f"{type(error).__name__}: {error}"
         device.free()
-    return rates
+    return rates, failures
 
 
 def _median(work: Work, device: Device) -> float:

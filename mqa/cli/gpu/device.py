@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mqa.cuda.driver import architecture
 from mqa.testing.timing import Work
 
 _GATE = 200_000
@@ -33,6 +34,11 @@ class Device(Protocol):
     major: int
     """Of its compute capability."""
     l2_bytes: int
+
+    @property
+    def arch(self) -> str:
+        """What kernels for it are compiled for."""
+        ...
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Work, Tensor]:
         """A replay of `work`, which has run before, and the result that each replay fills."""
@@ -69,6 +75,10 @@ class Gpu:
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._side = torch.cuda.Stream(where)
         self._pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def arch(self) -> str:
+        return architecture(self.where)
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Work, Tensor]:
         graph = torch.cuda.CUDAGraph()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from mqa.cli.gpu.device import Device
 from mqa.cli.gpu.inputs import Inputs, draw
 from mqa.cli.gpu.peers import Peer
 from mqa.cli.gpu.rows import MQA, Call, Party
-from mqa.cli.gpu.windows import causal
+from mqa.cli.gpu.windows import batch, causal
 from mqa.testing.timing import Work
 
 CALLS = 200
@@ -33,6 +34,7 @@ PROBLEM = Party(MQA, "host", causal(16, 1024), 64, 128, Call())
 class Setup:
     """What a row is made of."""
 
+    party: Party
     sets: Sequence[Inputs]
     device: Device
     peer: Peer
@@ -45,16 +47,16 @@ Make = Callable[[Setup], list[Work]]
 
 
 def _with_out(setup: Setup) -> list[Work]:
-    return [_call(inputs, out=_out(setup.device)) for inputs in setup.sets]
+    return [_call(setup.party, inputs, _out(setup)) for inputs in setup.sets]
 
 
 def _fresh(setup: Setup) -> list[Work]:
-    return [_call(inputs) for inputs in setup.sets]
+    return [_call(setup.party, inputs) for inputs in setup.sets]
 
 
 def _scheduled(setup: Setup) -> list[Work]:
-    call = Call(schedule="fresh")
-    return [_call(inputs, call, out=_out(setup.device)) for inputs in setup.sets]
+    party = _with_call(setup.party, schedule="fresh")
+    return [_call(party, inputs, _out(setup)) for inputs in setup.sets]
 
 
 def _new_sizes(setup: Setup) -> list[Work]:
@@ -72,7 +74,7 @@ def _new_sizes(setup: Setup) -> list[Work]:
         bounds = inputs.start, inputs.end
         mqa.fp8_fp4_mqa_logits((inputs.q, None), next(views), inputs.w, *bounds, False)
 
-    backend_of(PROBLEM, setup.device.where)
+    backend_of(setup.party, setup.device.where)
     return [functools.partial(call, inputs) for inputs in setup.sets]
 
 
@@ -87,24 +89,48 @@ def _compiled(setup: Setup) -> list[Work]:
 
 
 def _peers(setup: Setup) -> list[Work]:
-    return [setup.peer.work(inputs, PROBLEM.call) for inputs in setup.sets]
+    return [setup.peer.work(inputs, setup.party.call) for inputs in setup.sets]
 
 
-HOST_ROWS: dict[str, Make] = {
-    "mqa, out=": _with_out,
-    "mqa, fresh result": _fresh,
-    "mqa, out= and schedule_meta": _scheduled,
-    "mqa, a new N each call": _new_sizes,
-    "mqa, torch.compile": _compiled,
-    "peer": _peers,
+def _with_call(party: Party, **options: Any) -> Party:
+    return dataclasses.replace(party, call=dataclasses.replace(party.call, **options))
+
+
+def _mxfp8(party: Party) -> Party:
+    return _with_call(party, format="mxfp8")
+
+
+def _paged(party: Party) -> Party:
+    """As many requests of one row as the dense call has rows."""
+    windows = batch(party.windows.rows, 1, party.windows.keys)
+    return dataclasses.replace(party, windows=windows)
+
+
+def _dense(party: Party) -> Party:
+    return party
+
+
+HOST_ROWS: dict[str, tuple[Make, Callable[[Party], Party]]] = {
+    "mqa, out=": (_with_out, _dense),
+    "mqa, fresh result": (_fresh, _dense),
+    "mqa, out= and schedule_meta": (_scheduled, _dense),
+    "mqa, a new N each call": (_new_sizes, _dense),
+    "mqa, torch.compile": (_compiled, _dense),
+    "mqa, mxfp8, out=": (_with_out, _mxfp8),
+    "mqa, paged, out=": (_with_out, _paged),
+    "mqa, paged, out= and schedule_meta": (_scheduled, _paged),
+    "mqa, paged mxfp8, out= and schedule_meta": (_scheduled, lambda party: _mxfp8(_paged(party))),
+    "peer": (_peers, _dense),
 }
+"""How a row's works are made, and of what, given `PROBLEM`."""
 
 
-def measure_host(make: Make, device: Device, peer: Peer, chunks: int) -> dict[str, Any]:
+def measure_host(name: str, device: Device, peer: Peer, chunks: int) -> dict[str, Any]:
     """Seconds of one call on the host: same tensors each time, and rotating over 64 addresses."""
-    generator = torch.Generator(device.where).manual_seed(0)
-    sets = [draw(PROBLEM, generator) for _ in range(ADDRESSES)]
-    works = make(Setup(sets, device, peer, calls=ADDRESSES + 2 * chunks * CALLS))
+    make, change = HOST_ROWS[name]
+    party, generator = change(PROBLEM), torch.Generator(device.where).manual_seed(0)
+    sets = [draw(party, generator) for _ in range(ADDRESSES)]
+    works = make(Setup(party, sets, device, peer, calls=ADDRESSES + 2 * chunks * CALLS))
     for work in works:
         work()
     return {
@@ -129,9 +155,9 @@ def _host_seconds(works: Sequence[Work], device: Device, chunks: int) -> float:
     return float(np.median(seconds))
 
 
-def _call(inputs: Inputs, call: Call = PROBLEM.call, out: Tensor | None = None) -> Work:
-    backend_of(PROBLEM, inputs.q.device)
-    return call_mqa(inputs, call, out)
+def _call(party: Party, inputs: Inputs, out: Tensor | None = None) -> Work:
+    backend_of(party, inputs.q.device)
+    return call_mqa(inputs, party.call, out)
 
 
 def _tensors(inputs: Inputs) -> tuple[Tensor, ...]:
@@ -139,5 +165,6 @@ def _tensors(inputs: Inputs) -> tuple[Tensor, ...]:
     return inputs.q, inputs.k, inputs.k_scale, inputs.w, inputs.start, inputs.end
 
 
-def _out(device: Device) -> Tensor:
-    return torch.empty(PROBLEM.windows.rows, PROBLEM.windows.keys, device=device.where)
+def _out(setup: Setup) -> Tensor:
+    windows = setup.party.windows
+    return torch.empty(windows.rows, windows.keys, device=setup.device.where)

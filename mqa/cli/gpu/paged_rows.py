@@ -42,6 +42,9 @@ def _rows() -> Iterator[Row]:
         many = _party(MQA, batch(256, next_n, 8192), _FRESH, f"next_n={next_n}")
         name = f"next_n={next_n} / next_n=1, B=256 tokens=8192"
         yield Comparison("paged rows", name, many, one, Limit("at_most", most))
+    plan = _party(MQA, batch(64, 1, 8192), _FRESH, "schedule")
+    none = dataclasses.replace(plan, label="no schedule", call=Call())
+    yield Comparison("variants", "no schedule / fresh, paged B=64 tokens=8192", none, plan)
     pages = _party(MQA, batch(1, _PREFILL, _PREFILL), _FRESH, "pages")
     dense = _party(MQA, causal(_PREFILL, _PREFILL), _FRESH, "dense")
     name = f"prefill of {_PREFILL} tokens, pages / dense"

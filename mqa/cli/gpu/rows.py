@@ -30,9 +30,10 @@ GROUPS = {
 """Tables of the Hopper suite, in order."""
 BLACKWELL_GROUPS = {
     "complete": "complete calls, cleaned, beside what others report",
+    "compressed": "FP8, compressed against full, both ours, beside what others report",
     "formats": "MX formats against FP8, both ours, beside what others report of FP8",
     "cleaning": "cleaning where most entries lie outside the windows",
-    "variants": "ours against ours, 2048×32768",
+    "variants": "ours against ours, dense calls of 2048×32768",
     "sizes": "other heads and head dims, against H=64 D=128 of the same format",
     "schedules": "schedules, against a kernel that writes one number",
     "peer": "against the peer, uncleaned, H=64 D=128",

@@ -88,6 +88,12 @@ def _limit(entry: Entry, report: Mapping[str, Any]) -> str:
     return f"{text}, missed by an end of the interval" if met else f"{text}, missed"
 
 
+def _of_product(entry: Entry, report: Mapping[str, Any]) -> str:
+    """A dash where the product could not be measured."""
+    rate = report["ceilings"].get("fp8")
+    return f"{entry['ours']['tflops'] * 1e12 / rate:.0%}" if rate else "–"
+
+
 def _reported(entry: Entry, report: Mapping[str, Any]) -> str:
     """What others measured, and on what; a dash where nobody has said."""
     said = entry.get("reported")
@@ -99,10 +105,7 @@ _RATIO = _Column("ratio [5 %, 95 %]", lambda entry, report: interval(entry["rati
 _CLOCKS = _Column("clocks/pair", lambda entry, report: f"{entry['ours']['clocks_per_pair']:.2f}")
 _TFLOPS = _Column("TFLOP/s", lambda entry, report: f"{entry['ours']['tflops']:.0f}")
 _FLOOR = _Column("of floor", lambda entry, report: f"{entry['ours']['share_of_floor']:.0%}")
-_PRODUCT = _Column(
-    f"of {SIDE}³",
-    lambda entry, report: f"{entry['ours']['tflops'] * 1e12 / report['ceilings']['fp8']:.0%}",
-)
+_PRODUCT = _Column(f"of {SIDE}³", _of_product)
 _LIMIT = _Column("limit", _limit)
 _REPORTED = _Column("reported, µs", _reported)
 _TWO = (_time("first", "a_seconds"), _time("second", "b_seconds"), _RATIO)
@@ -156,6 +159,12 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
         _TFLOPS,
         _FLOOR,
         _PRODUCT,
+    ),
+    "compressed": (
+        _time("full", "a_seconds"),
+        _time("compressed", "b_seconds"),
+        _RATIO,
+        _REPORTED,
     ),
     "formats": (_time("fp8", "a_seconds"), _REPORTED, _time("this", "b_seconds"), _RATIO, _TFLOPS),
     "schedules": (

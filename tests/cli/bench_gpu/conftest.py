@@ -18,6 +18,7 @@ class Cpu:
     sms = 10
     major = 9
     l2_bytes = 1
+    arch = "sm_100f"
 
     def __init__(self, ticks=(1e-3,)):
         self.ticks, self.events = itertools.cycle(ticks), []

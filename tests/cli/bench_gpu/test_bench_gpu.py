@@ -21,7 +21,7 @@ from mqa.cli.gpu.windows import causal
 @pytest.fixture
 def small(stand, monkeypatch):
     """A machine with one GPU, whose ceilings are known without measuring."""
-    monkeypatch.setattr(bench_gpu, "measure_ceilings", lambda device: dict(stand.CEILINGS))
+    monkeypatch.setattr(bench_gpu, "measure_ceilings", lambda device: (dict(stand.CEILINGS), {}))
     monkeypatch.setattr(machine, "gpus", lambda: [{"name": "Abacus 200"}])
     return Options("hopper", rounds=2)
 
@@ -112,6 +112,38 @@ def test_host_suite_reports_microseconds_a_call(stand, small, monkeypatch):
     assert table.rows[-1] == ("abacus", "failed", "no beads")
 
 
+def test_host_rows_of_paged_and_mx_calls_make_these(stand, monkeypatch):
+    monkeypatch.setattr(host, "PROBLEM", stand.party(causal(2, 16)))
+    monkeypatch.setattr(host, "CALLS", 1)
+    monkeypatch.setattr(host, "ADDRESSES", 1)
+    seen = []
+
+    def noting(name):
+        compute = getattr(mqa, name)
+
+        def noted(q, *arguments, **options):
+            cuts = options.get("schedule_meta", arguments[4] if len(arguments) > 4 else None)
+            seen.append((name, q[1] is not None, cuts is not None))
+            return compute(q, *arguments, **options)
+
+        monkeypatch.setattr(mqa, name, noted)
+
+    dense, paged = "fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits"
+    for name in (dense, paged):
+        noting(name)
+    wanted = {
+        "mqa, out= and schedule_meta": (dense, False, True),
+        "mqa, mxfp8, out=": (dense, True, False),
+        "mqa, paged, out=": (paged, False, False),
+        "mqa, paged, out= and schedule_meta": (paged, False, True),
+        "mqa, paged mxfp8, out= and schedule_meta": (paged, True, True),
+    }
+    for name, call in wanted.items():
+        seen.clear()
+        host.measure_host(name, stand.Cpu(), stand.OtherMqa(), chunks=1)
+        assert set(seen) == {call}, name
+
+
 def test_a_new_size_each_call_never_repeats_one(stand, monkeypatch):
     """As many sizes as calls, none of them that of the other rows."""
     monkeypatch.setattr(host, "PROBLEM", stand.party(causal(2, 16)))
@@ -125,8 +157,8 @@ def test_a_new_size_each_call_never_repeats_one(stand, monkeypatch):
         return result
 
     monkeypatch.setattr(mqa, "fp8_fp4_mqa_logits", noted)
-    make = host.HOST_ROWS["mqa, a new N each call"]
-    entry = host.measure_host(make, stand.Cpu(), stand.OtherMqa(), chunks=2)
+    name = "mqa, a new N each call"
+    entry = host.measure_host(name, stand.Cpu(), stand.OtherMqa(), chunks=2)
     assert seen == list(range(17, 17 + 3 + 2 * 2 * 5))
     assert 0 < entry["warm_seconds"] < 1
 

@@ -22,7 +22,7 @@ FORMATS = {"fp8", "mxfp8", "mxfp4"}
 @pytest.fixture
 def small(stand, monkeypatch):
     """A machine with one GPU, whose ceilings are known without measuring."""
-    monkeypatch.setattr(bench_gpu, "measure_ceilings", lambda device: dict(stand.CEILINGS))
+    monkeypatch.setattr(bench_gpu, "measure_ceilings", lambda device: (dict(stand.CEILINGS), {}))
     monkeypatch.setattr(machine, "gpus", lambda: [{"name": "Abacus 200"}])
     return Options("blackwell", rounds=2)
 
@@ -33,6 +33,7 @@ def _small_rows(stand):
     plain, clean = stand.party(stand.SMALL), stand.party(stand.SMALL, clean=True)
     return [
         stand.comparison("complete", plain, clean, reported=told),
+        stand.comparison("compressed", plain, stand.party(stand.SMALL, compressed=True)),
         stand.comparison("formats", plain, stand.party(stand.SMALL, format="mxfp8")),
         stand.comparison("cleaning", clean, plain),
         stand.comparison("variants", stand.party(stand.SMALL, compressed=True), plain),
@@ -61,10 +62,15 @@ def test_tables_names_and_formats_of_the_suite():
     rows = blackwell_rows()
     assert {row.group for row in rows} == set(BLACKWELL_GROUPS)
     assert len({(row.group, row.name) for row in rows}) == len(rows)
-    for group in set(BLACKWELL_GROUPS) - {"schedules", "formats"}:
+    for group in set(BLACKWELL_GROUPS) - {"schedules", "formats", "compressed"}:
         members = [row for row in rows if row.group == group]
         assert {row.ours.call.format for row in members} == FORMATS, group
     assert len(blackwell_rows("^formats: mxfp4, paged")) == 7
+    told = {row.name: row.reported.seconds for row in blackwell_rows("^compressed|^formats: mxfp8")}
+    assert told["2048×32768 H=64 D=128"] == 1097e-6
+    assert told["mxfp8, 16×65536 H=32 D=128"] == 257e-6
+    (none,) = blackwell_rows("^variants: fp8.*no schedule")
+    assert (none.other.call.schedule, none.ours.call.schedule) == ("", "fresh")
     quick = blackwell_rows(quick=True)
     assert not any("8192×65536" in row.name for row in quick)
 
@@ -94,6 +100,7 @@ def test_tables_show_reported_figures_and_a_page_can_be_sent(
     assert f"table: {files[1]}" in capsys.readouterr().out
     page = files[1].read_text("utf-8")
     assert "- GPU: Abacus 200" in page
+    assert "- compiled for: sm_100f" in page
     assert "- NVRTC options: -DMQA_CLEANING=kBeside" in page
     assert "- command: mqa bench --suite blackwell --rounds 2" in page
     (line,) = (line for line in page.splitlines() if line.startswith("| a row of complete"))
@@ -104,6 +111,30 @@ def test_tables_show_reported_figures_and_a_page_can_be_sent(
     written = json.loads(files[0].read_text())
     assert written["rows"][0]["reported"] == {"seconds": 412e-6, "who": "GB200, 152 SMs"}
     assert written["settings"]["nvrtc_options"] == ["-DMQA_CLEANING=kBeside"]
+
+
+def test_rows_after_the_gpu_is_gone_are_given_up(stand, small, tmp_path, monkeypatch):
+    def broken(inputs, call):
+        raise RuntimeError("an illegal memory access")
+
+    peer, files = stand.OtherMqa(), (tmp_path / "bench.json", tmp_path / "bench.md")
+    monkeypatch.setattr(peer, "work", broken)
+    plain = stand.party(stand.SMALL)
+    rows = [
+        stand.comparison("peer", stand.party(stand.SMALL, PEER), plain),
+        stand.comparison("variants", stand.party(stand.SMALL, compressed=True), plain),
+    ]
+    options = dataclasses.replace(small, json=files[0], table=files[1])
+    report = measure_suite(options, rows, stand.Cpu(), peer)
+    assert len(report["rows"]) == 2
+    assert "given_up" not in report
+    monkeypatch.setattr(bench_gpu, "answers", lambda device: False)
+    report = measure_suite(options, rows, stand.Cpu(), peer)
+    assert [row["failure"] for row in report["rows"]] == ["RuntimeError: an illegal memory access"]
+    show(report, options)
+    told = "the GPU is gone; rows not run: 1"
+    assert f"- {told}" in files[1].read_text("utf-8")
+    assert json.loads(files[0].read_text())["given_up"] == told
 
 
 def _on_a_gpu(stand, monkeypatch, peer):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mqa
-from mqa.cli.gpu import ceilings
+from mqa.cli.gpu import ceilings, tables
 from mqa.cli.gpu.device import Gpu
 from mqa.cli.gpu.measure import measure
 from mqa.cli.gpu.rows import MQA, PEER
@@ -20,9 +20,25 @@ def test_ceilings_are_rates(stand, monkeypatch):
     monkeypatch.setattr(ceilings, "_product", lambda where: lambda: None)
     device = stand.Cpu()
     monkeypatch.setattr(stand.Cpu, "seconds", lambda self, work: work() is None or 2.0)
-    rates = ceilings.measure_ceilings(device)
+    rates, missing = ceilings.measure_ceilings(device)
+    assert missing == {}
     assert rates["fill"] == ceilings.CEILINGS["fill"].amount / 2.0
     assert set(rates) == set(ceilings.CEILINGS)
+
+
+def test_a_ceiling_that_torch_cannot_reach_is_left_out(stand, monkeypatch):
+    def unsupported(where):
+        raise RuntimeError("no such product on this GPU")
+
+    monkeypatch.setattr(ceilings, "_FILL_BYTES", 64)
+    monkeypatch.setattr(ceilings, "_SUM_BYTES", 64)
+    monkeypatch.setattr(ceilings, "_product", unsupported)
+    rates, missing = ceilings.measure_ceilings(stand.Cpu())
+    assert set(rates) == {"fill", "read"}
+    assert missing == {"fp8": "RuntimeError: no such product on this GPU"}
+    row = {"ours": {"tflops": 100.0}}
+    assert tables._of_product(row, {"ceilings": rates}) == "–"
+    assert tables._of_product(row, {"ceilings": {"fp8": 2e14}}) == "50%"
 
 
 class _FakeCuda:

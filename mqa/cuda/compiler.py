@@ -49,7 +49,7 @@ class Binary:
     """What NVRTC made of a kernel."""
 
     image: bytes
-    """The cubin."""
+    """The cubin; empty if it was not asked for."""
     symbol: str
     """Mangled name of the kernel in it."""
     log: str
@@ -69,8 +69,9 @@ class Usage:
     """Static shared memory; what a launch adds is not in it."""
 
 
-def compile_kernel(kernel: Kernel, arch: str) -> Binary:
-    """Compile `kernel` for an architecture such as "sm_90a".
+def compile_kernel(kernel: Kernel, arch: str, *, assemble: bool = True) -> Binary:
+    """Compile `kernel` for an architecture such as "sm_90a"; with `assemble=False` to PTX alone,
+    in a third to a half less time.
 
     Any thread may call it, and threads compile at the same time. Raises `CompileError` where the
     source is wrong, `CompilerUnavailableError` where NVRTC or headers are missing, and
@@ -79,7 +80,7 @@ def compile_kernel(kernel: Kernel, arch: str) -> Binary:
     if not re.fullmatch(r"sm_\d+[af]?", arch):
         raise ValueError(f"arch={arch!r}, expected a real architecture such as 'sm_90a'")
     nvrtc = _nvrtc()
-    options = (*flags(arch), *_include_flags())
+    options = (*flags(arch, assemble=assemble), *_include_flags())
     unit, name = translation_unit(kernel).encode(), str(kernel).encode()
     program = _value(nvrtc.nvrtcCreateProgram(unit, _UNIT_NAME.encode(), 0, [], []))
     try:
@@ -91,7 +92,9 @@ def compile_kernel(kernel: Kernel, arch: str) -> Binary:
         ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
         if int(status):
             raise CompileError(_report(kernel, arch, options, log, ptx))
-        image = _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        image = b""
+        if assemble:
+            image = _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
         symbol = _value(nvrtc.nvrtcGetLoweredName(program, name)).decode()
         return Binary(image, symbol, log, ptx)
     finally:
@@ -118,9 +121,10 @@ def translation_unit(kernel: Kernel) -> str:
     return f'#include "{kernel.source}"\n'
 
 
-def flags(arch: str) -> tuple[str, ...]:
+def flags(arch: str, *, assemble: bool = True) -> tuple[str, ...]:
     """Options of every compilation for `arch`, the include path aside."""
-    return (*_FLAGS, f"-arch={arch}", *config.nvrtc_options())
+    target = arch if assemble else arch.replace("sm_", "compute_")
+    return (*_FLAGS, f"-arch={target}", *config.nvrtc_options())
 
 
 def sources() -> Path:

@@ -121,13 +121,21 @@ def test_options_of_the_environment_reach_nvrtc(
     compiler.compile_kernel(kernel, ARCH)
 
 
+def test_ptx_alone_is_what_a_cubin_is_assembled_from(source: Source) -> None:
+    kernel = Kernel(source(ADD), "test::add", ("3",))
+    whole = compiler.compile_kernel(kernel, ARCH)
+    alone = compiler.compile_kernel(kernel, ARCH, assemble=False)
+    assert (alone.ptx, alone.symbol, alone.image) == (whole.ptx, whole.symbol, b"")
+    assert compiler.usage(alone) is None
+
+
 def test_racecheck_gets_a_kernel_in_which_every_lane_arrives(
     setenv: Callable[[str, str], None],
 ) -> None:
     kernel = sm90.dense_kernel(sm90.tiles(64, 128), "float32")
 
     def arrivals() -> set[int]:
-        ptx = compiler.compile_kernel(kernel, ARCH).ptx
+        ptx = compiler.compile_kernel(kernel, ARCH, assemble=False).ptx
         registers = re.findall(r"mbarrier\.init\S* \[\S+\], (%r\d+);", ptx)
         constants = dict(re.findall(r"mov\.u32\s+(%r\d+), (\d+);", ptx))
         return {int(constants[name]) for name in registers if name in constants}

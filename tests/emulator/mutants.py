@@ -86,7 +86,7 @@ def compile_from(sources: Path, kernel: Kernel, arch: str) -> Binary:
     original = compiler.sources
     try:
         compiler.sources = lambda: sources  # type: ignore[assignment]
-        return compiler.compile_kernel(kernel, arch)
+        return compiler.compile_kernel(kernel, arch, assemble=False)
     finally:
         compiler.sources = original
 

@@ -30,7 +30,8 @@ E2M1_NUMBERS = {0: 0.0, 1: 0.5, 2: 1.0, 4: 2.0, 5: 3.0, 10: -1.0, 11: -1.5, 14: 
 
 def compile_product(format: str, source: Path = SOURCE) -> Binary:
     template = f"mqa::test::Format::{FORMATS[format]}"
-    return compiler.compile_kernel(Kernel(str(source), "mqa::test::product", (template,)), ARCH)
+    kernel = Kernel(str(source), "mqa::test::product", (template,))
+    return compiler.compile_kernel(kernel, ARCH, assemble=False)
 
 
 def edited(folder: Path, before: str, after: str) -> Path:

@@ -107,9 +107,10 @@ def test_a_kernel_of_the_covering_set_is_bitwise_the_definition(kernel: Kernel) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, len(EVERY), STEP))
-def test_every_other_kernel_is_bitwise_the_definition(first: int) -> None:
+def test_every_other_kernel_is_bitwise_the_definition_and_within_tolerance(first: int) -> None:
     for number, kernel in enumerate(EVERY[first : first + STEP], first):
         assert launched(line_for(kernel, number, "exact"), number) == str(kernel)
+        check(line_for(kernel, number, "bounded"))
 
 
 @pytest.mark.parametrize("kernel", SOME[::2], ids=str)

@@ -16,6 +16,7 @@ from schedule_contents import CONTENTS
 from torch import Tensor
 
 import mqa
+from mqa import devices
 from mqa.cuda import compiler, sm100
 from mqa.cuda.metadata import METADATA
 from mqa.cuda.plan import Kernel
@@ -258,6 +259,40 @@ def test_contents_of_a_schedule_do_not_change_bits(contents: str, paged: bool) -
         fresh = schedule.dense_metadata(t["start"], t["end"], 290, 64, 3)
     got = run(case, schedule_meta=CONTENTS[contents](fresh).contiguous())
     assert_bitwise(got, want)
+
+
+def shared_by_three(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a schedule three CTAs find their parts themselves, as a GPU's SMs do."""
+    monkeypatch.setattr(devices, "_num_sms", {case.device: 3})
+    with scheduled("random", seed=3) as launches:
+        got = run(case)
+    counts = launches[0].opcodes.items()
+    assert sum(n for opcode, n in counts if opcode.startswith("tcgen05.dealloc")) == 3
+    assert_bitwise(got, case.run(backend="reference"))
+
+
+@pytest.mark.parametrize("S", [20, 280])
+def test_ctas_share_a_dense_call_without_a_schedule(
+    S: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warp looks at up to 32 groups of 8 rows, all threads together at more."""
+    case = case_of(f"dense fp8 S={S} N=300 H=64 D=64 windows=empty regime=exact seed=6")
+    for row in (0, 1, 9, S - 1):
+        case.tensors["start"][row], case.tensors["end"][row] = row % 5, 300 - row % 9
+    shared_by_three(case, monkeypatch)
+
+
+@pytest.mark.parametrize("B", [20, 150])
+def test_ctas_share_a_paged_call_without_a_schedule(
+    B: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more than 128 groups the empty ones at the ends are left out first."""
+    facts = "next_n=1 H=64 D=64 clean=1 lens=full regime=exact seed=6"
+    case = case_of(paged_line(64, 130, facts, B=B))
+    lens = case.tensors["lens"]
+    lens[: B // 2] = lens[B // 2 + 5 :] = 0
+    lens[B // 2 + 1], lens[B // 2 + 3] = 0, 1
+    shared_by_three(case, monkeypatch)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from blackwell_cases import line_for
+from compact_paths import ACCURATE, PATHS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_cases import HEADS, in_pages, paged_line, pool, seen, used_tokens
@@ -171,6 +172,14 @@ def test_drawn_paged_problems_agree(problem: PagedProblem, seed: int, how: str) 
 def test_every_page_size(P: int) -> None:
     fmt = FORMATS[P.bit_length() % 3]
     check(paged_line(P, 290, "next_n=1 H=64 D=64 lens=random regime=exact", B=2, format=fmt))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for path in PATHS if ACCURATE not in path])
+def test_every_compact_path(path: str) -> None:
+    """What a sanitizer goes through on a GPU."""
+    with scheduled("hunt", seed=len(path)):
+        check(f"{path} regime=exact seed=3")
 
 
 @pytest.mark.parametrize("next_n", [1, 2, 3, 9])

@@ -184,7 +184,7 @@ def test_every_compact_path(path: str) -> None:
 
 @pytest.mark.parametrize("next_n", [1, 2, 3, 9])
 def test_requests_of_few_and_many_rows(next_n: int) -> None:
-    """With 128 heads and block scales a block is one row, and a group 8 blocks, some without it."""
+    """With 128 heads and block scales a group is several blocks, of which some may be empty."""
     facts = f"next_n={next_n} H=128 D=64 clean=1 lens=ramp regime=exact"
     check(paged_line(64, 150, facts, format="mxfp8"))
 

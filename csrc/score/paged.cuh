@@ -200,7 +200,7 @@ struct Paged {
     const int block = base + threadIdx.x % kWarpSize;
     Hull hull;
     int rows = 1;
-    if (Tiling::kSets == 1 && args.indices == nullptr && args.next_n.value == 1) {
+    if (Tiling::kSets == 1 && kParts == 1 && args.indices == nullptr && args.next_n.value == 1) {
       hull = {0, windows(args).at(block, 0)};  // what most calls are, in few instructions
     } else {
       const Group group = grouping(args)[block / kParts];

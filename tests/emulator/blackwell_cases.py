@@ -28,11 +28,12 @@ def line_for(kernel: Kernel, number: int, regime: str) -> str:
         windows = WINDOWS[number % len(WINDOWS)]
         windows = "random" if windows == "empty" else windows
         return f"dense {format} S={rows} N={tokens} M={longest} {sizes} {facts} windows={windows}"
-    rows = next(
+    reach = [
         rows
-        for rows in range(GROUP, 0, -1)
+        for rows in range(1, GROUP + 1)
         if paged_tiles(H, int(dim), rows, ELEMENTS[format]).columns == int(columns)
-    )
+    ]
+    rows = reach[number * 3 % len(reach)]
     page = PAGE_SIZES[number % len(PAGE_SIZES)]
     table = -(-150 // page)
     pages = f"P={page} blocks={2 * table + 3} columns={table} L=150"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mqa.cuda import compiler
-from mqa.emulator import scheduled
+from mqa.emulator import scheduled, sync
 from mqa.problem import parse
 from mqa.testing import make_case
 from mqa.testing.check import assert_logits
@@ -41,16 +41,18 @@ HOPPER_OTHERS = {
     "dense_accurate_64_128": "dense fp8 S=11 N=300 H=64 D=128 sms=2 regime=exact windows=packed",
 }
 BLACKWELL = {
-    "dense_fp8_64_128": "dense fp8 S=5 N=140 H=64 D=128 sms=2 regime=exact windows=random",
+    "dense_fp8_64_128": "dense fp8 S=12 N=70 H=64 D=128 sms=2 regime=exact windows=random",
     "dense_mxfp8_64_64": "dense mxfp8 S=4 N=140 H=64 D=64 out=bfloat16 regime=exact windows=packed",
-    "dense_mxfp4_16_128": "dense mxfp4 S=13 N=70 H=16 D=128 regime=exact windows=random",
-    "paged_fp8_64_128": "paged fp8 B=3 next_n=1 H=64 D=128 P=64 blocks=20 columns=5 L=300 sms=2 "
-    "regime=exact lens=random",
-    "paged_mxfp8_16_64": "paged mxfp8 B=2 next_n=2 H=16 D=64 P=16 blocks=30 columns=11 L=160 "
-    "clean=1 regime=exact lens=ramp",
+    "dense_mxfp4_16_128": "dense mxfp4 S=50 N=30 H=16 D=128 regime=exact windows=random",
+    "paged_fp8_64_128": "paged fp8 B=5 next_n=1 H=64 D=128 P=64 blocks=40 columns=6 L=384 sms=1 "
+    "regime=exact lens=full",
+    "paged_mxfp8_16_64": "paged mxfp8 B=5 next_n=2 H=16 D=64 P=32 blocks=70 columns=13 L=390 "
+    "clean=1 regime=exact lens=full",
     "paged_mxfp4_128_128": "paged mxfp4 B=2 next_n=2 H=128 D=128 P=64 blocks=20 columns=8 L=450 "
     "regime=exact lens=ramp",
 }
+AROUND = ("dense_fp8_64_128", "dense_mxfp4_16_128", "paged_fp8_64_128", "paged_mxfp8_16_64")
+"""Those of Blackwell that use every place in shared memory and every accumulator again."""
 BLACKWELL_OTHERS = {
     "dense_fp8_8_32": "dense fp8 S=70 N=600 H=8 D=32 sms=3 regime=exact windows=random",
     "dense_fp8_128_128": "dense fp8 S=9 N=700 H=128 D=128 M=690 sms=2 regime=exact windows=causal",
@@ -93,6 +95,25 @@ def hunt(backend: str, line: str, seeds: range) -> None:
 @pytest.mark.parametrize(("backend", "line"), QUICK)
 def test_a_kernel_is_hunted(backend: str, line: str) -> None:
     hunt(backend, line, range(SEEDS))
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_hunts_go_around_every_ring(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[sync.MBarrier] = []
+    original = sync.MBarrier.__init__
+
+    def keep(barrier: sync.MBarrier, *arguments: Any) -> None:
+        original(barrier, *arguments)
+        made.append(barrier)
+
+    monkeypatch.setattr(sync.MBarrier, "__init__", keep)
+    make_case(parse(BLACKWELL[name])).run(backend="sm100-emulated")
+    phases = {ring: 0 for ring in ("q_full[0]", "k_full[0]", "sums_full[0]")}
+    for barrier in made:
+        ring = barrier.cta.shared.name_of(barrier.address)
+        if ring in phases:
+            phases[ring] = max(phases[ring], barrier.phase)
+    assert min(phases.values()) >= 2, phases
 
 
 @pytest.mark.slow

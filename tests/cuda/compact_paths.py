@@ -1,40 +1,10 @@
-r"""Every path of the kernels of this GPU, Hopper or Blackwell, on compact shapes, to be run under a
-sanitizer.
-
-    for tool in memcheck synccheck initcheck; do
-        compute-sanitizer --tool $tool --error-exitcode 9 python tests/cuda/sanitize_sm90.py
-    done
-    MQA_NVRTC_OPTIONS=-DMQA_EVERY_LANE_ARRIVES \
-        compute-sanitizer --tool racecheck --error-exitcode 9 python tests/cuda/sanitize_sm90.py
-
-Each tensor gets an allocation of its own, exactly as long as what it holds, so that memcheck sees a
-read behind the last element. Results are written over NaN: what a kernel leaves out shows without
-initcheck, which would take what bulk stores wrote for uninitialised. Words as arguments choose the
-paths that have them all. Exits with the failures, if any.
-"""
+"""Every path of the kernels that score, on compact shapes, for sanitizers and the emulator."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
-os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-
-import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
-
-import mqa
-from mqa.problem import PagedProblem, Problem, parse
-from mqa.reference import schedule
-from mqa.testing import Case, assert_logits, guards_intact, make_case
-
-BACKENDS, ACCURATE, DEVICE = {9: "sm90", 10: "sm100"}, "sm90-accurate", "cuda"
-"""By major compute capability."""
+ACCURATE = "sm90-accurate"
 MANY, FEW = "S=20 N=700", "S=2 N=700"
 DENSE = (
     *(f"{MANY} H={H} D=64 windows=random" for H in (8, 16, 32, 64, 128)),
@@ -88,7 +58,10 @@ CONVERTED_PAGED = (
     *(f"B=2 next_n={n} lens=random H=64 D=128 P=64 sms=1 L=3000" for n in (1, 2)),
 )
 MX_DENSE = ("S=5 N=301 H=16 D=64 q_stride=2080 q_scale_stride=19 kv_scale_off=4 windows=random",)
-MX_PAGED = ("B=9 next_n=1 varlen=1 H=32 D=128 P=8 lens=random q_scale_off=4 cache_stride=1088",)
+MX_PAGED = (
+    "B=9 next_n=1 varlen=1 H=32 D=128 P=8 lens=random q_scale_off=4 cache_stride=1088",
+    "B=9 next_n=1 H=128 D=64 P=64 clean=1 lens=random",
+)
 
 
 def sized(path: str, format: str = "fp8") -> str:
@@ -110,58 +83,4 @@ PATHS = (
     *converted("mxfp4", CONVERTED_DENSE + MX_DENSE, CONVERTED_PAGED + MX_PAGED),
     *(f"{ACCURATE} {path}" for path in converted("fp8", CONVERTED_DENSE, CONVERTED_PAGED)),
 )
-"""Problems, behind the name of the backend where it is not the default one."""
-
-
-def fresh_schedule(case: Case) -> Tensor:
-    """Cut points of the case for all SMs, which must be those of the definition."""
-    t, problem, sms = case.tensors, case.problem, mqa.get_num_sms(DEVICE)
-    if isinstance(problem, PagedProblem):
-        lens, indices = t["lens"], t.get("indices")
-        cuts = mqa.get_paged_mqa_logits_metadata(lens, problem.P, sms, indices)
-        on_host = None if indices is None else indices.cpu()
-        want = schedule.paged_metadata(lens.cpu(), sms, on_host)
-    else:
-        bounds = t["start"], t["end"]
-        cuts = mqa.get_mqa_logits_metadata(*bounds, problem.N, problem.H)
-        start, end = (bound.cpu() for bound in bounds)
-        want = schedule.dense_metadata(start, end, problem.N, problem.H, sms)
-    if not torch.equal(cuts.cpu(), want):
-        raise AssertionError(f"cut points differ\nreplay: {problem}")
-    return cuts
-
-
-def check(problem: Problem, backend: str, *, fresh: bool = False) -> None:
-    """The logits of a problem, without a schedule unless it asks for a stale or `fresh` one."""
-    case = make_case(problem, DEVICE)
-    cuts = fresh_schedule(case) if fresh else None
-    out = case.new_out()
-    got = case.run(backend=backend, out=out, schedule_meta=cuts)
-    assert_logits(case, got)
-    if not guards_intact(out):
-        raise AssertionError(f"something around the result was written\nreplay: {problem}")
-
-
-def on(major: int, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Backends and problems of the paths that a GPU of this major compute capability has."""
-    for path in paths:
-        if not path.startswith(ACCURATE):
-            yield BACKENDS[major], path
-        elif BACKENDS[major] == "sm90":
-            yield ACCURATE, path.removeprefix(ACCURATE)
-
-
-def failures(paths: Iterable[str]) -> Iterator[str]:
-    major, _ = torch.cuda.get_device_capability(DEVICE)
-    for (backend, line), pdl in itertools.product(on(major, paths), (False, True)):
-        mqa.set_pdl(pdl, DEVICE)
-        problem = parse(f"{line} regime=exact seed=3")
-        try:
-            check(problem, backend, fresh=pdl)
-        except AssertionError as error:
-            yield str(error)
-
-
-if __name__ == "__main__":
-    wanted = [path for path in PATHS if all(word in path for word in sys.argv[1:])]
-    sys.exit("\n\n".join(failures(wanted)) or (None if wanted else "no such path"))
+"""Problems, behind the name of the backend where that is not the GPU's first one."""

@@ -1,0 +1,88 @@
+r"""Every path of the kernels on compact shapes, to be run under a sanitizer on a GPU of theirs.
+
+    for tool in memcheck synccheck initcheck; do
+        compute-sanitizer --tool $tool --error-exitcode 9 python tests/cuda/sanitize.py
+    done
+    MQA_NVRTC_OPTIONS=-DMQA_EVERY_LANE_ARRIVES \
+        compute-sanitizer --tool racecheck --error-exitcode 9 python tests/cuda/sanitize.py
+
+Each tensor gets an allocation of its own, exactly as long as what it holds, so that memcheck sees a
+read behind the last element. Results are written over NaN: what a kernel leaves out shows without
+initcheck, which would take what bulk stores wrote for uninitialised. Words as arguments choose the
+paths that have them all. Exits with the failures, if any.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
+
+from compact_paths import ACCURATE, PATHS
+
+import mqa
+from mqa.problem import PagedProblem, Problem, parse
+from mqa.reference import schedule
+from mqa.testing import Case, assert_logits, guards_intact, make_case
+
+BACKENDS_OF, DEVICE = {9: "sm90", 10: "sm100"}, "cuda"
+"""By major compute capability."""
+
+
+def fresh_schedule(case: Case) -> Tensor:
+    """Cut points of the case for all SMs, which must be those of the definition."""
+    t, problem, sms = case.tensors, case.problem, mqa.get_num_sms(DEVICE)
+    if isinstance(problem, PagedProblem):
+        lens, indices = t["lens"], t.get("indices")
+        cuts = mqa.get_paged_mqa_logits_metadata(lens, problem.P, sms, indices)
+        on_host = None if indices is None else indices.cpu()
+        want = schedule.paged_metadata(lens.cpu(), sms, on_host)
+    else:
+        bounds = t["start"], t["end"]
+        cuts = mqa.get_mqa_logits_metadata(*bounds, problem.N, problem.H)
+        start, end = (bound.cpu() for bound in bounds)
+        want = schedule.dense_metadata(start, end, problem.N, problem.H, sms)
+    if not torch.equal(cuts.cpu(), want):
+        raise AssertionError(f"cut points differ\nreplay: {problem}")
+    return cuts
+
+
+def check(problem: Problem, backend: str, *, fresh: bool = False) -> None:
+    """The logits of a problem, without a schedule unless it asks for a stale or `fresh` one."""
+    case = make_case(problem, DEVICE)
+    cuts = fresh_schedule(case) if fresh else None
+    out = case.new_out()
+    got = case.run(backend=backend, out=out, schedule_meta=cuts)
+    assert_logits(case, got)
+    if not guards_intact(out):
+        raise AssertionError(f"something around the result was written\nreplay: {problem}")
+
+
+def failures(paths: Iterable[str], usual: str) -> Iterator[str]:
+    for path, pdl in itertools.product(paths, (False, True)):
+        mqa.set_pdl(pdl, DEVICE)
+        backend, line = (
+            (ACCURATE, path.removeprefix(ACCURATE)) if ACCURATE in path else (usual, path)
+        )
+        problem = parse(f"{line} regime=exact seed=3")
+        try:
+            check(problem, backend, fresh=pdl)
+        except AssertionError as error:
+            yield str(error)
+
+
+if __name__ == "__main__":
+    major, _ = torch.cuda.get_device_capability(DEVICE)
+    paths = [path for path in PATHS if major == 9 or ACCURATE not in path]
+    wanted = [path for path in paths if all(word in path for word in sys.argv[1:])]
+    found = failures(wanted, BACKENDS_OF[major])
+    sys.exit("\n\n".join(found) or (None if wanted else "no such path"))

@@ -31,6 +31,11 @@ __device__ __forceinline__ uint64_t ld_shared_uniform_pair(uint32_t address, uin
   return pair_of(first ^ nothing, second ^ nothing);
 }
 
+// Two pairs from shared memory, read where the program says so: not ahead and kept.
+__device__ __forceinline__ void ld_shared_pairs(uint64_t& first, uint64_t& second, uint32_t address) {
+  asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "r"(address));
+}
+
 __device__ __forceinline__ uint64_t fma_f32x2(uint64_t a, uint64_t b, uint64_t c) {
   uint64_t result;
   asm("fma.rn.f32x2 %0, %1, %2, %3;" : "=l"(result) : "l"(a), "l"(b), "l"(c));

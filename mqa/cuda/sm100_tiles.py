@@ -19,6 +19,7 @@ from mqa.cuda.storage import (
     size_of,
 )
 
+MATH_GROUPS = MATH_WARPS // 4
 THREADS = MATH_WARPS * WARP + 256
 TILE_ROWS = 128
 """Keys of one product, a lane of tensor memory each."""
@@ -59,9 +60,28 @@ class Tiles:
         return ("", "q_scale") if self.scaled else ()
 
     @property
+    def pass_columns(self) -> int:
+        """Of a product; the last of a tile may have fewer."""
+        return min(self.columns, 192 if self.scaled else 256)
+
+    @property
+    def passes(self) -> int:
+        """Products of a tile, one after the other."""
+        return -(-self.columns // self.pass_columns)
+
+    @property
+    def strips(self) -> tuple[int, ...]:
+        """Of 64 columns, in each pass."""
+        return tuple(
+            min(self.pass_columns, self.columns - first) // 64
+            for first in range(0, self.columns, self.pass_columns)
+        )
+
+    @property
     def sets(self) -> int:
         """Of columns, of which a warpgroup sums one."""
-        return self.columns // max(self.heads, _FEWEST_COLUMNS)
+        of_one = max(self.heads, _FEWEST_COLUMNS)
+        return MATH_GROUPS if self.passes > 1 else self.columns // of_one
 
     @property
     def groups(self) -> int:
@@ -79,7 +99,9 @@ class Tiles:
     @property
     def aligned(self) -> int:
         """What the stages of a piece come in multiples of."""
-        return 4 if self.turns == 1 else 1
+        if self.turns > 1:
+            return 1
+        return 2 if self.passes > 1 else 4
 
     @property
     def paired(self) -> bool:
@@ -114,8 +136,13 @@ class Tiles:
     @property
     def slots(self) -> int:
         """Accumulators: two for each warpgroup that takes tiles in turn, if there is room."""
-        most = (TENSOR_COLUMNS - (_SCALE_ROOM if self.scaled else 0)) // self.columns
+        most = (TENSOR_COLUMNS - (_SCALE_ROOM if self.scaled else 0)) // self.pass_columns
         return min(most // self.turns, 2) * self.turns
+
+    @property
+    def sums(self) -> int:
+        """Barrier pairs of products: of each pass, or of each accumulator."""
+        return self.passes if self.passes > 1 else self.slots
 
     @property
     def q_scale_tiles(self) -> int:
@@ -126,7 +153,7 @@ class Tiles:
     def tensor_columns(self) -> int:
         """Those in use: accumulators, block scales of as many tiles of keys and of two blocks."""
         scales = (self.slots + 2 * self.q_scale_tiles) * SCALE_COLUMNS if self.scaled else 0
-        return self.slots * self.columns + scales
+        return self.slots * self.pass_columns + scales
 
     @property
     def shared_bytes(self) -> int:
@@ -151,7 +178,7 @@ def _storage(t: Tiles) -> tuple[Member, ...]:
             ("rows", t.block * 16, 2, 16),
             ("piece", 20, 2, 4),
             ("columns", t.sets * 16, 2, 16),
-            *barrier_members(t.stages, ("scales_full", t.stages), ("sums_full", t.slots)),
+            *barrier_members(t.stages, ("scales_full", t.stages), ("sums_full", t.sums), ("sums_empty", t.sums)),
             *range_members(THREADS),
             ("tensor_memory", 4, 1, 4),
         )
@@ -185,7 +212,7 @@ def most_columns(heads: int, elements: str) -> int:
     """Columns of the largest block: with block scales two of 256 leave tensor memory no room."""
     if elements == "Fp8":
         return 256
-    return 128 if heads == 128 else 192
+    return 512 if heads >= 64 else 192
 
 
 @functools.cache

@@ -28,7 +28,7 @@ __device__ __forceinline__ uint64_t ld_shared_uniform_pair(uint32_t address, uin
                : "=r"(first), "=r"(second)
                : "r"(address)
                : "memory");
-  return pair_of(first ^ nothing, second ^ nothing);
+  return pair_of((first ^ nothing) + nothing, (second ^ nothing) + nothing);
 }
 
 // Two pairs from shared memory, read where the program says so: not ahead and kept.

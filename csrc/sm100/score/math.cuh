@@ -26,7 +26,7 @@ struct Math {
   static constexpr int kPairs = kColumns / 2;
   static constexpr int kKept = kPairs - Tiling::kReadAgain / 2;  // pairs of weights
   // Columns at a time: weights leave room.
-  static constexpr int kLoaded = kColumns > 64 ? 16 : 32;
+  static constexpr int kLoaded = kColumns > 64 ? MQA_LOADED : 32;
   static constexpr int kMine = Tiling::kSlots / kTurns;  // accumulators of a warpgroup
   static constexpr auto kAligned = Tiling::kAligned;
   static constexpr auto kPaired = Tiling::kPaired;
@@ -99,17 +99,14 @@ struct Math {
                                                const uint32_t (&dots)[kLoaded],
                                                int first,
                                                uint64_t (&sums)[kRows]) {
-    uint64_t again[kLoaded / 2];
-#pragma unroll
-    for (int i = 0; i < kLoaded / 2; i += 2) {
-      const int pair = first / 2 + i;
-      if (pair >= kKept) ptx::ld_shared_pairs(again[i], again[i + 1], set.again + (pair - kKept) * 8);
-    }
+    uint64_t again[2];
 #pragma unroll
     for (int i = 0; i < kLoaded; i += 2) {
       const int column = first + i, pair = column / 2;
       const int sum = kPaired ? column / (2 * kHeads) * 2 + pair % 2 : column / kHeads;
-      const uint64_t weights = pair < kKept ? set.weights[pair] : again[pair % (kLoaded / 2)];
+      if (pair >= kKept && pair % 2 == 0)
+        ptx::ld_shared_pairs(again[0], again[1], set.again + (pair - kKept) * 8);
+      const uint64_t weights = pair < kKept ? set.weights[pair] : again[pair % 2];
       sums[sum] = ptx::fma_f32x2(relu(dots[i], dots[i + 1], pair), weights, sums[sum]);
     }
   }

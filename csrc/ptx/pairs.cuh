@@ -32,7 +32,9 @@ __device__ __forceinline__ uint64_t ld_shared_uniform_pair(uint32_t address, uin
 }
 
 // Two pairs from shared memory, read where the program says so: not ahead and kept.
-__device__ __forceinline__ void ld_shared_pairs(uint64_t& first, uint64_t& second, uint32_t address) {
+__device__ __forceinline__ void ld_shared_pairs(uint64_t& first,
+                                                uint64_t& second,
+                                                uint32_t address) {
   asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "r"(address));
 }
 

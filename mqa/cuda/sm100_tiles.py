@@ -30,8 +30,14 @@ SCALE_ROWS, SCALE_BYTES, SCALE_COLUMNS = 128, 512, 4
 memory."""
 ROLES = (*roles("multiply", "scales"), Role("idle", range(MATH_WARPS + 6, THREADS // WARP)))
 """Of the warps that score: `csrc/sm100/score/kernel.cuh` shares them out."""
+SCHEDULE_COLUMNS = 512
+"""Columns of a block of a dense schedule."""
 _FEWEST_COLUMNS = 64
 _MOST_STAGES = 16
+_MOST_COLUMNS = {"Fp8": 256, "Mxfp8": 192, "Mxfp4": 192}
+"""Of one product: with block scales two of 256 leave tensor memory no room."""
+_PASSES_FROM = {"Fp8": 256, "Mxfp8": 64, "Mxfp4": 128}
+"""Heads from which the largest block is all that a schedule names at once."""
 _SCALE_ROOM = 64
 """Columns of tensor memory that block scales take at most."""
 
@@ -62,7 +68,7 @@ class Tiles:
     @property
     def pass_columns(self) -> int:
         """Of a product; the last of a tile may have fewer."""
-        return min(self.columns, 192 if self.scaled else 256)
+        return min(self.columns, _MOST_COLUMNS[self.elements])
 
     @property
     def passes(self) -> int:
@@ -73,13 +79,13 @@ class Tiles:
     def strips(self) -> tuple[int, ...]:
         """Of 64 columns, in each pass."""
         return tuple(
-            min(self.pass_columns, self.columns - first) // 64
+            min(self.pass_columns, self.columns - first) // _FEWEST_COLUMNS
             for first in range(0, self.columns, self.pass_columns)
         )
 
     @property
     def sets(self) -> int:
-        """Of columns, of which a warpgroup sums one."""
+        """Of columns, of which a warpgroup sums one; a quarter each where there are passes."""
         of_one = max(self.heads, _FEWEST_COLUMNS)
         return MATH_GROUPS if self.passes > 1 else self.columns // of_one
 
@@ -192,16 +198,19 @@ def shared_parts(t: Tiles) -> tuple[SharedPart, ...]:
 
 @functools.cache
 def barriers(t: Tiles, k_arrivals: int, k_bytes: int) -> tuple[Barrier, ...]:
-    readers, active = 4 * t.sets, 4 * t.groups
+    active, in_passes = 4 * t.groups, t.passes > 1
     scales = (Barrier("scales_full", 1),) if t.scaled else ()
+    # Of the warps of a warpgroup, for each strip.
+    empty = (Barrier("sums_empty", 4 * n) for n in t.strips if in_passes)
     return (
         Barrier("q_full", 2 + WARP, t.q_bytes),
         # Math, multiply's commit and, with block scales, who reorders those of keys.
         Barrier("q_empty", active + 1 + t.scaled),
         Barrier("k_full", k_arrivals, k_bytes),
-        Barrier("k_empty", readers + 1),
+        Barrier("k_empty", 1 if in_passes else 4 * t.sets + 1),
         *scales,
         Barrier("sums_full", 1),
+        *empty,
         Barrier("range_known", 2),
         Barrier("loading", 1),
     )
@@ -209,10 +218,8 @@ def barriers(t: Tiles, k_arrivals: int, k_bytes: int) -> tuple[Barrier, ...]:
 
 @functools.cache
 def most_columns(heads: int, elements: str) -> int:
-    """Columns of the largest block: with block scales two of 256 leave tensor memory no room."""
-    if elements == "Fp8":
-        return 256
-    return 512 if heads >= 64 else 192
+    """Columns of the largest block: those of a product, or many in passes."""
+    return SCHEDULE_COLUMNS if heads >= _PASSES_FROM[elements] else _MOST_COLUMNS[elements]
 
 
 @functools.cache

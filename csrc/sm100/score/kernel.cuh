@@ -45,8 +45,9 @@ __device__ __forceinline__ void prepare(int k_arrivals, typename Tiling::Storage
     }
     for (int i = 0; i < Tiling::kSums; i++) {
       ptx::mbarrier_init(ptx::shared_address(&shared.sums_full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared.sums_empty[i]),
-                         Tiling::readers_of(i) * ptx::kWarpArrivals);
+      if constexpr (Tiling::kPasses > 1)
+        ptx::mbarrier_init(ptx::shared_address(&shared.sums_empty[i]),
+                           Tiling::readers_of(i) * ptx::kWarpArrivals);
     }
     ptx::mbarrier_init(ptx::shared_address(&shared.loading), ptx::kWarpArrivals);
     ptx::fence_mbarrier_init();
@@ -88,7 +89,7 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
 
   // setmaxnreg hands out what the launch got, 80 registers a thread.
   constexpr int kIdleGroups = kMathGroups - Tiling::kGroups, kIdleRegisters = 24;
-  constexpr int kOtherRegisters = Tiling::kPasses > 1 ? MQA_OTHER : 40;
+  constexpr int kOtherRegisters = 40;
   constexpr int kMathRegisters =
       (80 * kThreads - kOtherRegisters * kOtherThreads - kIdleRegisters * kIdleGroups * 128) /
       (Tiling::kGroups * 128) / 8 * 8;

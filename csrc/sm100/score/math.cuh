@@ -26,7 +26,7 @@ struct Math {
   static constexpr int kPairs = kColumns / 2;
   static constexpr int kKept = kPairs - Tiling::kReadAgain / 2;  // pairs of weights
   // Columns at a time: weights leave room.
-  static constexpr int kLoaded = kColumns > 64 ? MQA_LOADED : 32;
+  static constexpr int kLoaded = kColumns > 64 ? 16 : 32;
   static constexpr int kMine = Tiling::kSlots / kTurns;  // accumulators of a warpgroup
   static constexpr auto kAligned = Tiling::kAligned;
   static constexpr auto kPaired = Tiling::kPaired;
@@ -41,7 +41,8 @@ struct Math {
   // What a warp knows of its set of columns.
   struct Set {
     uint64_t weights[kKept];
-    uint32_t again;         // address of the others
+    uint32_t again;  // address of the others
+    const Row* rows;
     uint32_t start[kRows];  // of each row's window
     uint32_t end[kRows];    // 0 where it has no tokens
     uint32_t latest;        // start; past all tokens if a strip has no rows
@@ -144,8 +145,12 @@ struct Math {
 
   // `kTiles` of this warpgroup's tiles from its tile `number` on, in ring stages from `stage` on.
   template <int kTiles>
-  static __device__ __forceinline__ void score(
-      Storage& shared, const Place& place, uint32_t number, int stage, const Set& set, Lines& lines) {
+  static __device__ __forceinline__ void score(Storage& shared,
+                                               const Place& place,
+                                               uint32_t number,
+                                               int stage,
+                                               const Set& set,
+                                               Lines& lines) {
     static_assert(kTiles == 1 || kTurns == 1, "stages follow each other");
     const int lane = threadIdx.x % 128;
 #pragma unroll
@@ -154,8 +159,7 @@ struct Math {
 #pragma unroll
       for (int strip = 0; strip < kStrips; strip++) {
         wait_sums(shared, place, strip, number + i);
-        const uint32_t from =
-            place.sums[strip] + slot_of(place, strip, number + i) * kPassColumns;
+        const uint32_t from = place.sums[strip] + slot_of(place, strip, number + i) * kPassColumns;
         const float k_scale = Tiling::kScaled ? 1.0f : shared.k_scale[stage + i][lane];
         if (kTiles == 1 && kInPasses && !has(set, strip)) {
           release(shared, place, strip, stage + i);
@@ -174,6 +178,11 @@ struct Math {
       }
     }
     lines.advance(kTiles * kTurns * kTileRows);
+  }
+
+  // Where registers are short, what the hot loop does not need is read again.
+  static __device__ __forceinline__ uint32_t start_of(const Set& set, int row) {
+    return kInPasses ? set.rows[Tiling::row_of(0, row)].start : set.start[row];
   }
 
   // Whether a strip has rows with tokens.
@@ -205,7 +214,7 @@ struct Math {
       finish(sums, row, k_scale, logits);
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++)
-        if (token < set.end[row + i] && (kStarted || token >= set.start[row + i]))
+        if (token < set.end[row + i] && (kStarted || token >= start_of(set, row + i)))
           ptx::st_global(lines.at[row + i] + further * Tiling::kLogitBytes,
                          round_to<Logit>(logits[i]));
     }
@@ -315,6 +324,7 @@ struct Math {
     for (int i = 0; i < kKept; i++)
       set.weights[i] = ptx::ld_shared_uniform_pair(weights + place_of(i), nothing);
     set.again = weights + place_of(kKept);
+    set.rows = &shared.rows[stage][Tiling::row_of(number, 0)];
 #pragma unroll
     for (int i = 0; i < kRows; i++) {
       const Row& row = shared.rows[stage][Tiling::row_of(number, i)];
@@ -337,8 +347,8 @@ struct Math {
     for (int i = 0; i < kStrips; i++) {
       const uint32_t column = Tiling::strip_of(number, i) * kStripColumns;
       place.pass[i] = column / kPassColumns;
-      place.sums[i] = uniform(shared.tensor_memory) +
-                      warp % 4 * kWarpSize * ptx::kTensorLane + column % kPassColumns;
+      place.sums[i] = uniform(shared.tensor_memory) + warp % 4 * kWarpSize * ptx::kTensorLane +
+                      column % kPassColumns;
     }
     const uint32_t nothing = warp >> 16;
     BlockRing blocks;

@@ -90,7 +90,8 @@ struct Multiply {
                                                             int columns,
                                                             uint32_t q_scales) {
     constexpr int kPasses = Tiling::kPasses, kSlots = Tiling::kSlots;
-    static_assert(kSlots == 2 && kPasses >= 2, "a tile's second pass comes after all of the last's");
+    static_assert(kSlots == 2 && kPasses >= 2,
+                  "a tile's second pass comes after all of the last's");
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; pass++) {
       const int before = (pass + kPasses - kSlots) % kPasses;  // which had the accumulator

@@ -17,17 +17,24 @@ constexpr int kTensorColumns = 512;
 
 // How keys and queries are multiplied. Fp8: E4M3, with a float32 scale for each key that its sums
 // are multiplied by. Mxfp8, Mxfp4: E4M3 and E2M1, with a UE8M0 scale for each 32 elements.
+//
+// From kPassesFrom heads on, the largest block has kScheduleColumns, multiplied in passes over a tile,
+// rather than kMostColumns at once. It pays where shared memory is what is busiest, or where a row is
+// more than half of kMostColumns.
 struct Fp8 {
   static constexpr int kBits = 8;
   static constexpr bool kBlockScaled = false;
+  static constexpr int kMostColumns = 256, kPassesFrom = 256;
 };
 struct Mxfp8 {
   static constexpr int kBits = 8;
   static constexpr bool kBlockScaled = true;
+  static constexpr int kMostColumns = 192, kPassesFrom = 64;
 };
 struct Mxfp4 {
   static constexpr int kBits = 4;
   static constexpr bool kBlockScaled = true;
+  static constexpr int kMostColumns = 192, kPassesFrom = 128;
 };
 
 // Scales of 128 rows as tensor memory takes them: the word with the four of row r is at
@@ -91,12 +98,12 @@ struct Tiling {
 
   static constexpr int kBlockColumns = block_columns;
   static constexpr bool kScaled = Format::kBlockScaled;
-  static constexpr int kMostPassColumns = kScaled ? 192 : 256;  // two accumulators are to fit
-  static constexpr int kPassColumns =
-      kBlockColumns < kMostPassColumns ? kBlockColumns : kMostPassColumns;  // the last may have fewer
+  static constexpr int kPassColumns =  // the last may have fewer
+      kBlockColumns < Format::kMostColumns ? kBlockColumns : Format::kMostColumns;
   static constexpr int kPasses = ceil_div(kBlockColumns, kPassColumns);
-  static constexpr int kColumns =
-      kPasses > 1 ? kBlockColumns / kMathGroups : heads > 64 ? heads : 64;  // of one set
+  static constexpr int kColumns = kPasses > 1  ? kBlockColumns / kMathGroups
+                                  : heads > 64 ? heads
+                                               : 64;  // of one set
   static constexpr int kSets = kBlockColumns / kColumns;
   static constexpr int kGroups = kSets > 1 ? kSets : kHeads > 64 || kHeads == 8 ? 2 : 3;
   static constexpr int kTurns = kGroups / kSets;
@@ -128,17 +135,18 @@ struct Tiling {
   static constexpr int kKBytes = kStageRows * kRowBytes;
   static constexpr int kLogitBytes = sizeof(Logit);
 
-  static constexpr int kAligned =
-      kTurns > 1 ? 1 : kPasses > 1 ? 2 : 4;  // stages of a piece come in multiples of this
+  static constexpr int kAligned = kTurns > 1    ? 1
+                                  : kPasses > 1 ? 2
+                                                : 4;  // stages of a piece come in multiples of this
   // Weights that a math thread does not keep: of a set of 128 columns that many do not fit into
   // registers. They are read again for every tile.
-  static constexpr int kReadAgain = kPasses > 1 ? MQA_AGAIN : 0;
+  static constexpr int kReadAgain = kPasses > 1 ? 8 : 0;
   static constexpr bool kHalvesWeights = true;
   static constexpr bool kMathBringsQ = false;
   static constexpr bool kSharesOut = false;
   // No block has more.
   static constexpr bool kMostColumns =
-      kBlockColumns == (kScaled ? (heads >= 64 ? 512 : 192) : 256);
+      kBlockColumns == (heads < Format::kPassesFrom ? Format::kMostColumns : kScheduleColumns);
   static constexpr bool kReadBound = kSets == 1;
   static constexpr bool kPaced = false;  // measured on Hopper alone
 

@@ -110,6 +110,11 @@ class Tiles:
         return 2 if self.passes > 1 else 4
 
     @property
+    def read_again(self) -> int:
+        """Weights that a math thread reads again for every tile: registers hold the others."""
+        return 8 if self.passes > 1 else 0
+
+    @property
     def paired(self) -> bool:
         """Whether columns are (pair of rows, head, row of the pair), not (row, head)."""
         return self.heads <= 32

@@ -25,9 +25,8 @@ struct Math {
   static constexpr bool kInPasses = Tiling::kPasses > 1;
   static constexpr int kPairs = kColumns / 2;
   static constexpr int kKept = kPairs - Tiling::kReadAgain / 2;  // pairs of weights
-  // Columns at a time: weights leave room.
-  static constexpr int kLoaded = kColumns > 64 ? 16 : 32;
-  static constexpr int kMine = Tiling::kSlots / kTurns;  // accumulators of a warpgroup
+  static constexpr int kLoaded = kColumns > 64 ? 16 : 32;  // columns at a time: weights leave room
+  static constexpr int kMine = Tiling::kSlots / kTurns;    // accumulators of a warpgroup
   static constexpr auto kAligned = Tiling::kAligned;
   static constexpr auto kPaired = Tiling::kPaired;
   static_assert(kTurns > 1 || kAligned % (kInPasses ? 2 : 2 * kMine) == 0, "and the same phases");
@@ -41,8 +40,8 @@ struct Math {
   // What a warp knows of its set of columns.
   struct Set {
     uint64_t weights[kKept];
-    uint32_t again;  // address of the others
-    const Row* rows;
+    uint32_t again;         // address of the others
+    const Row* rows;        // the first
     uint32_t start[kRows];  // of each row's window
     uint32_t end[kRows];    // 0 where it has no tokens
     uint32_t latest;        // start; past all tokens if a strip has no rows
@@ -68,13 +67,14 @@ struct Math {
     uint32_t turn;
   };
 
-  // The accumulator of this warpgroup's tile `number`.
+  // The accumulator of a strip in this warpgroup's tile `number`.
   static __device__ __forceinline__ uint32_t slot_of(const Place& place,
                                                      int strip,
                                                      uint32_t number) {
     if (kInPasses) return (number * Tiling::kPasses + place.pass[strip]) % Tiling::kSlots;
     return number % kMine * kTurns + (kTurns > 1 ? place.turn : 0);
   }
+  // Of passes, phases go by tiles.
   static __device__ __forceinline__ void wait_sums(const Storage& shared,
                                                    const Place& place,
                                                    int strip,
@@ -85,7 +85,7 @@ struct Math {
     ptx::tcgen05_fence_after_thread_sync();
   }
 
-  // Has read a strip of the tile in ring stage `stage`.
+  // A strip of the tile in ring stage `stage` has been read.
   static __device__ __forceinline__ void release(Storage& shared,
                                                  const Place& place,
                                                  int strip,
@@ -180,9 +180,9 @@ struct Math {
     lines.advance(kTiles * kTurns * kTileRows);
   }
 
-  // Where registers are short, what the hot loop does not need is read again.
+  // With two strips registers are short: what the hot loop does not need is read again.
   static __device__ __forceinline__ uint32_t start_of(const Set& set, int row) {
-    return kInPasses ? set.rows[Tiling::row_of(0, row)].start : set.start[row];
+    return kInPasses ? set.rows[Tiling::row_in_block(0, row)].start : set.start[row];
   }
 
   // Whether a strip has rows with tokens.
@@ -297,7 +297,7 @@ struct Math {
     lines.token = first + skipped * kTileRows + threadIdx.x % 128;
 #pragma unroll
     for (int row = 0; row < kRows; row++)
-      lines.at[row] = rows[Tiling::row_of(number, row)].origin +
+      lines.at[row] = rows[Tiling::row_in_block(number, row)].origin +
                       static_cast<int64_t>(lines.token) * Tiling::kLogitBytes;
     if constexpr (kTurns == 1) {
       score_all(shared, ring, place, set, lines, first, static_cast<int>(tiles));
@@ -310,7 +310,7 @@ struct Math {
   // Bytes from a set's first weights to those of a pair.
   static __device__ __forceinline__ int place_of(int pair) {
     const int strip = pair / (kStripColumns / 2);
-    const int column = (Tiling::strip_of(0, strip) - strip) * kStripColumns + 2 * pair;
+    const int column = (Tiling::strip_in_block(0, strip) - strip) * kStripColumns + 2 * pair;
     return column * static_cast<int>(sizeof(float));
   }
 
@@ -324,10 +324,10 @@ struct Math {
     for (int i = 0; i < kKept; i++)
       set.weights[i] = ptx::ld_shared_uniform_pair(weights + place_of(i), nothing);
     set.again = weights + place_of(kKept);
-    set.rows = &shared.rows[stage][Tiling::row_of(number, 0)];
+    set.rows = &shared.rows[stage][Tiling::row_in_block(number, 0)];
 #pragma unroll
     for (int i = 0; i < kRows; i++) {
-      const Row& row = shared.rows[stage][Tiling::row_of(number, i)];
+      const Row& row = shared.rows[stage][Tiling::row_in_block(number, i)];
       const uint32_t start = uniform(row.start), length = uniform(row.length);
       set.start[i] = start, set.end[i] = length > 0 ? start + length : 0;
       set.latest = i == 0 ? 0 : set.latest;
@@ -345,7 +345,7 @@ struct Math {
     place.turn = turn;
 #pragma unroll
     for (int i = 0; i < kStrips; i++) {
-      const uint32_t column = Tiling::strip_of(number, i) * kStripColumns;
+      const uint32_t column = Tiling::strip_in_block(number, i) * kStripColumns;
       place.pass[i] = column / kPassColumns;
       place.sums[i] = uniform(shared.tensor_memory) + warp % 4 * kWarpSize * ptx::kTensorLane +
                       column % kPassColumns;
@@ -354,7 +354,7 @@ struct Math {
     BlockRing blocks;
     StageRing stages;
     uint32_t done = 0;  // tiles
-    const uint32_t column = Tiling::strip_of(number, 0) * kStripColumns;
+    const uint32_t column = Tiling::strip_in_block(number, 0) * kStripColumns;
     uint32_t weights = ptx::shared_address(&shared.weights[0][column]);
     const uint32_t both = weights + ptx::shared_address(&shared.weights[1][column]);
     while (true) {

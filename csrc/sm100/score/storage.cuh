@@ -18,23 +18,23 @@ constexpr int kTensorColumns = 512;
 // How keys and queries are multiplied. Fp8: E4M3, with a float32 scale for each key that its sums
 // are multiplied by. Mxfp8, Mxfp4: E4M3 and E2M1, with a UE8M0 scale for each 32 elements.
 //
-// From kPassesFrom heads on, the largest block has kScheduleColumns, multiplied in passes over a tile,
-// rather than kMostColumns at once. It pays where shared memory is what is busiest, or where a row is
-// more than half of kMostColumns.
+// A product has kProductColumns at most: two accumulators, and block scales, fit into tensor memory.
+// From kPassesFrom heads on, the largest block has kScheduleColumns instead, in several products. That
+// pays where shared memory is the busiest unit, or where a row is more than half of a product.
 struct Fp8 {
   static constexpr int kBits = 8;
   static constexpr bool kBlockScaled = false;
-  static constexpr int kMostColumns = 256, kPassesFrom = 256;
+  static constexpr int kProductColumns = 256, kPassesFrom = 256;
 };
 struct Mxfp8 {
   static constexpr int kBits = 8;
   static constexpr bool kBlockScaled = true;
-  static constexpr int kMostColumns = 192, kPassesFrom = 64;
+  static constexpr int kProductColumns = 192, kPassesFrom = 64;
 };
 struct Mxfp4 {
   static constexpr int kBits = 4;
   static constexpr bool kBlockScaled = true;
-  static constexpr int kMostColumns = 192, kPassesFrom = 128;
+  static constexpr int kProductColumns = 192, kPassesFrom = 128;
 };
 
 // Scales of 128 rows as tensor memory takes them: the word with the four of row r is at
@@ -99,11 +99,11 @@ struct Tiling {
   static constexpr int kBlockColumns = block_columns;
   static constexpr bool kScaled = Format::kBlockScaled;
   static constexpr int kPassColumns =  // the last may have fewer
-      kBlockColumns < Format::kMostColumns ? kBlockColumns : Format::kMostColumns;
+      kBlockColumns < Format::kProductColumns ? kBlockColumns : Format::kProductColumns;
   static constexpr int kPasses = ceil_div(kBlockColumns, kPassColumns);
-  static constexpr int kColumns = kPasses > 1  ? kBlockColumns / kMathGroups
-                                  : heads > 64 ? heads
-                                               : 64;  // of one set
+  static constexpr int kLeastColumns = heads > 64 ? heads : 64;
+  static constexpr int kColumns =  // of one set
+      kPasses > 1 ? kBlockColumns / kMathGroups : kLeastColumns;
   static constexpr int kSets = kBlockColumns / kColumns;
   static constexpr int kGroups = kSets > 1 ? kSets : kHeads > 64 || kHeads == 8 ? 2 : 3;
   static constexpr int kTurns = kGroups / kSets;
@@ -135,18 +135,18 @@ struct Tiling {
   static constexpr int kKBytes = kStageRows * kRowBytes;
   static constexpr int kLogitBytes = sizeof(Logit);
 
-  static constexpr int kAligned = kTurns > 1    ? 1
-                                  : kPasses > 1 ? 2
-                                                : 4;  // stages of a piece come in multiples of this
-  // Weights that a math thread does not keep: of a set of 128 columns that many do not fit into
-  // registers. They are read again for every tile.
+  static constexpr int kTrip = kPasses > 1 ? 2 : 4;  // tiles, in the hot loop
+  static constexpr int kAligned =
+      kTurns > 1 ? 1 : kTrip;  // a piece's stages are a multiple of this
+  // Weights that a math thread reads again for every tile: all those of two strips do not fit into
+  // registers.
   static constexpr int kReadAgain = kPasses > 1 ? 8 : 0;
   static constexpr bool kHalvesWeights = true;
   static constexpr bool kMathBringsQ = false;
   static constexpr bool kSharesOut = false;
   // No block has more.
   static constexpr bool kMostColumns =
-      kBlockColumns == (heads < Format::kPassesFrom ? Format::kMostColumns : kScheduleColumns);
+      kBlockColumns == (heads < Format::kPassesFrom ? Format::kProductColumns : kScheduleColumns);
   static constexpr bool kReadBound = kSets == 1;
   static constexpr bool kPaced = false;  // measured on Hopper alone
 
@@ -175,18 +175,19 @@ struct Tiling {
                                 kScaled ? kScaleBytes : 16>;
   using StageRing = Ring<kStages>;
 
-  // Strip `i` of a set, and row `i`, in the block.
-  static __device__ __forceinline__ int strip_of(int set, int i) {
+  // Where strip `i`, and row `i`, of a set are in the block.
+  static __device__ __forceinline__ int strip_in_block(int set, int i) {
     return kDealt ? i * kSets + set : set * kStrips + i;
   }
-  static __device__ __forceinline__ int row_of(int set, int i) {
-    constexpr int kStripRows = kDealt ? kStripColumns / kHeads : kRows;
-    return (i / kStripRows * kSets + set) * kStripRows + i % kStripRows;
+  static __device__ __forceinline__ int row_in_block(int set, int i) {
+    constexpr int kTogether = kDealt ? kStripColumns / kHeads : kRows;
+    return (i / kTogether * kSets + set) * kTogether + i % kTogether;
   }
 
   // Arrivals that say that a pass has been read: of a warpgroup's warps for each strip.
-  static __device__ __forceinline__ int readers_of(int pass) {
-    return 4 * min(kPassColumns, kBlockColumns - pass * kPassColumns) / kStripColumns;
+  static __host__ __device__ constexpr int readers_of(int pass) {
+    const int left = kBlockColumns - pass * kPassColumns;
+    return 4 * (left < kPassColumns ? left : kPassColumns) / kStripColumns;
   }
 
   // What a block's column is.

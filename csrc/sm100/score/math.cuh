@@ -6,6 +6,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/pairs.cuh"
 #include "ptx/tcgen05.cuh"
+#include "sm100/score/set.cuh"
 #include "sm100/score/storage.cuh"
 
 namespace mqa::sm100 {
@@ -15,6 +16,7 @@ struct Math {
   using Logit = typename Tiling::Logit;
   using Storage = typename Tiling::Storage;
   using StageRing = typename Tiling::StageRing;
+  using Set = sm100::Set<Tiling>;
   static constexpr auto kColumns = Tiling::kColumns;
   static constexpr auto kHeads = Tiling::kHeads;
   static constexpr auto kRows = Tiling::kRows;
@@ -23,29 +25,11 @@ struct Math {
   static constexpr auto kStripColumns = Tiling::kStripColumns;
   static constexpr auto kPassColumns = Tiling::kPassColumns;
   static constexpr bool kInPasses = Tiling::kPasses > 1;
-  static constexpr int kPairs = kColumns / 2;
-  static constexpr int kKept = kPairs - Tiling::kReadAgain / 2;  // pairs of weights
   static constexpr int kLoaded = kColumns > 64 ? 16 : 32;  // columns at a time: weights leave room
   static constexpr int kMine = Tiling::kSlots / kTurns;    // accumulators of a warpgroup
   static constexpr auto kAligned = Tiling::kAligned;
   static constexpr auto kPaired = Tiling::kPaired;
   static_assert(kTurns > 1 || kAligned % (kInPasses ? 2 : 2 * kMine) == 0, "and the same phases");
-
-  // A value that all lanes have, in a form that the compiler knows to be uniform.
-  template <typename T>
-  static __device__ __forceinline__ T uniform(T value) {
-    return __shfl_sync(kAllLanes, value, 0);
-  }
-
-  // What a warp knows of its set of columns.
-  struct Set {
-    uint64_t weights[kKept];
-    uint32_t again;         // address of the others
-    const Row* rows;        // the first
-    uint32_t start[kRows];  // of each row's window
-    uint32_t end[kRows];    // 0 where it has no tokens
-    uint32_t latest;        // start; past all tokens if a strip has no rows
-  };
 
   // Where the logits of this thread's token of a tile lie, and of those that follow it.
   struct Lines {
@@ -105,9 +89,8 @@ struct Math {
     for (int i = 0; i < kLoaded; i += 2) {
       const int column = first + i, pair = column / 2;
       const int sum = kPaired ? column / (2 * kHeads) * 2 + pair % 2 : column / kHeads;
-      if (pair >= kKept && pair % 2 == 0)
-        ptx::ld_shared_pairs(again[0], again[1], set.again + (pair - kKept) * 8);
-      const uint64_t weights = pair < kKept ? set.weights[pair] : again[pair % 2];
+      if (pair >= Set::kKept && pair % 2 == 0) set.read_again(pair, again);
+      const uint64_t weights = pair < Set::kKept ? set.weights[pair] : again[pair % 2];
       sums[sum] = ptx::fma_f32x2(relu(dots[i], dots[i + 1], pair), weights, sums[sum]);
     }
   }
@@ -161,7 +144,7 @@ struct Math {
         wait_sums(shared, place, strip, number + i);
         const uint32_t from = place.sums[strip] + slot_of(place, strip, number + i) * kPassColumns;
         const float k_scale = Tiling::kScaled ? 1.0f : shared.k_scale[stage + i][lane];
-        if (kTiles == 1 && kInPasses && !has(set, strip)) {
+        if (kTiles == 1 && kInPasses && !set.has(strip)) {
           release(shared, place, strip, stage + i);
           continue;
         }
@@ -178,21 +161,6 @@ struct Math {
       }
     }
     lines.advance(kTiles * kTurns * kTileRows);
-  }
-
-  // With two strips registers are short: what the hot loop does not need is read again.
-  static __device__ __forceinline__ uint32_t start_of(const Set& set, int row) {
-    return kInPasses ? set.rows[Tiling::row_in_block(0, row)].start : set.start[row];
-  }
-
-  // Whether a strip has rows with tokens.
-  static __device__ __forceinline__ bool has(const Set& set, int strip) {
-    uint32_t end = 0;
-#pragma unroll
-    for (int row = strip * kStripColumns / kHeads;
-         row < ceil_div((strip + 1) * kStripColumns, kHeads); row++)
-      end |= set.end[row];
-    return end > 0;
   }
 
   // Stores logits of the rows whose last columns are among [first, first + kLoaded), where the window
@@ -214,7 +182,7 @@ struct Math {
       finish(sums, row, k_scale, logits);
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++)
-        if (token < set.end[row + i] && (kStarted || token >= start_of(set, row + i)))
+        if (token < set.end[row + i] && (kStarted || token >= set.start_of(row + i)))
           ptx::st_global(lines.at[row + i] + further * Tiling::kLogitBytes,
                          round_to<Logit>(logits[i]));
     }
@@ -307,37 +275,6 @@ struct Math {
     done += tiles;
   }
 
-  // Bytes from a set's first weights to those of a pair.
-  static __device__ __forceinline__ int place_of(int pair) {
-    const int strip = pair / (kStripColumns / 2);
-    const int column = (Tiling::strip_in_block(0, strip) - strip) * kStripColumns + 2 * pair;
-    return column * static_cast<int>(sizeof(float));
-  }
-
-  static __device__ __forceinline__ void load_set(const Storage& shared,
-                                                  int stage,
-                                                  uint32_t number,
-                                                  uint32_t weights,
-                                                  uint32_t nothing,
-                                                  Set& set) {
-#pragma unroll
-    for (int i = 0; i < kKept; i++)
-      set.weights[i] = ptx::ld_shared_uniform_pair(weights + place_of(i), nothing);
-    set.again = weights + place_of(kKept);
-    set.rows = &shared.rows[stage][Tiling::row_in_block(number, 0)];
-#pragma unroll
-    for (int i = 0; i < kRows; i++) {
-      const Row& row = shared.rows[stage][Tiling::row_in_block(number, i)];
-      const uint32_t start = uniform(row.start), length = uniform(row.length);
-      set.start[i] = start, set.end[i] = length > 0 ? start + length : 0;
-      set.latest = i == 0 ? 0 : set.latest;
-      if (length > 0) set.latest = max(set.latest, start);
-    }
-#pragma unroll
-    for (int strip = 0; kInPasses && strip < kStrips; strip++)
-      if (!has(set, strip)) set.latest = 0xffffffff;
-  }
-
   static __device__ __forceinline__ void math(Storage& shared) {
     const uint32_t warp = uniform(threadIdx.x / kWarpSize), group = warp / 4;
     const uint32_t number = group % Tiling::kSets, turn = group / Tiling::kSets;
@@ -364,7 +301,7 @@ struct Math {
       const uint32_t length = uniform(shared.piece[stage].length);
       if (uniform(shared.piece[stage].groups) == 0) break;
       Set set;
-      load_set(shared, stage, number, weights, nothing, set);
+      set.load(shared, stage, number, weights, nothing);
       score_piece(shared, stages, done, place, set, shared.rows[stage], number, first, length);
       ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_empty[stage]));
       blocks.advance();

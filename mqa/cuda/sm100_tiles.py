@@ -189,7 +189,9 @@ def _storage(t: Tiles) -> tuple[Member, ...]:
             ("rows", t.block * 16, 2, 16),
             ("piece", 20, 2, 4),
             ("columns", t.sets * 16, 2, 16),
-            *barrier_members(t.stages, ("scales_full", t.stages), ("sums_full", t.sums), ("sums_empty", t.sums)),
+            *barrier_members(
+                t.stages, ("scales_full", t.stages), ("sums_full", t.sums), ("sums_empty", t.sums)
+            ),
             *range_members(THREADS),
             ("tensor_memory", 4, 1, 4),
         )

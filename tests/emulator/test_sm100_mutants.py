@@ -38,7 +38,7 @@ CASES = {
     "lens=random seed=1",
 }
 STAGES = {"dense": 4, "mxfp8": 2, "paged": 7}
-"""More than accumulators, or one trip, but fewer than the plans', so that few tiles go around twice."""
+"""More than accumulators or one trip, but fewer than the plans', so that few tiles go around twice."""
 EMPTY_ROW = 11
 """Of the dense ones; the paged one has such a request."""
 SEEDS = 20
@@ -180,7 +180,7 @@ MUTANTS = (
            Kind.RACE, SUMS, MX_PRODUCT, case="mxfp8"),
     Mutant("arrivals_of_who_reorders_forgotten", KERNEL,
            "(Tiling::kActiveWarps + Tiling::kScaled)", "Tiling::kActiveWarps",
-           Kind.RACE, SUMS, FREE.strip(), seen=False, case="mxfp8"),
+           Kind.RACE, "weights[0]", "set.read_again(pair, again);", seen=False, case="mxfp8"),
     Mutant("arrivals_too_many", KERNEL, "shared.sums_full[i]), 1);", "shared.sums_full[i]), 2);",
            Kind.DEADLOCK, "mbarrier sums_full[0]", SUMS_WAITED),
     Mutant("weights_arrive_once", KERNEL, "1 + ptx::kWarpArrivals + kWarpSize);",

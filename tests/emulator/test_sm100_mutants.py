@@ -38,7 +38,7 @@ CASES = {
     "lens=random seed=1",
 }
 STAGES = {"dense": 4, "mxfp8": 2, "paged": 7}
-"""More than accumulators or one trip, but fewer than the plans', so that few tiles go around twice."""
+"""More than accumulators or one trip, fewer than the plans', so that few tiles go around twice."""
 EMPTY_ROW = 11
 """Of the dense ones; the paged one has such a request."""
 SEEDS = 20

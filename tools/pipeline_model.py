@@ -118,9 +118,9 @@ def tile_of(
 
 def _shared_bytes(t: sm100_tiles.Tiles) -> int:
     """Bytes to and from shared memory for one tile, but for what math reads: keys and their scales
-    come, both operands are read once, block scales are ordered and copied."""
+    come, keys are read in every pass and queries once, block scales are ordered and copied."""
     scales = _KEYS * _SCALE_BYTES
-    operands = (_KEYS + t.columns) * t.row_bytes
+    operands = (t.passes * _KEYS + t.columns) * t.row_bytes
     return t.k_bytes + operands + scales * (1 + (_BLOCK_SCALE_TRIPS if t.scaled else 0))
 
 
@@ -160,9 +160,8 @@ def columns_table(heads: int = 64, dim: int = 128) -> TextTable:
     """What the number of columns that share a key tile does to units that math does not use."""
     rows = []
     for kind in ELEMENTS:
-        for columns in (64, 128, 192, 256):
-            if kind != "fp8" and columns > 192:
-                continue  # with scales there is no room for a second accumulator
+        # With scales there is no room for two accumulators of 256: 512 are three passes.
+        for columns in (64, 128, 192, 256 if kind == "fp8" else 512):
             tile = tile_of(kind, heads, dim, columns=columns)
             a_pair = (tile.clocks[unit] / tile.pairs for unit in _BY_COLUMNS)
             accumulators = sm100_tiles.tiles(heads, dim, columns, ELEMENTS[kind]).slots

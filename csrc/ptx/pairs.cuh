@@ -28,7 +28,14 @@ __device__ __forceinline__ uint64_t ld_shared_uniform_pair(uint32_t address, uin
                : "=r"(first), "=r"(second)
                : "r"(address)
                : "memory");
-  return pair_of(first ^ nothing, second ^ nothing);
+  return pair_of((first ^ nothing) + nothing, (second ^ nothing) + nothing);
+}
+
+// Two pairs from shared memory, read where the program says so: not ahead and kept.
+__device__ __forceinline__ void ld_shared_pairs(uint64_t& first,
+                                                uint64_t& second,
+                                                uint32_t address) {
+  asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "r"(address));
 }
 
 __device__ __forceinline__ uint64_t fma_f32x2(uint64_t a, uint64_t b, uint64_t c) {

@@ -22,9 +22,6 @@ MOST_OF_MATH = 0.85
 """Of FP8: the tensor unit needs 1 clock, and math has to end sooner."""
 MOST_INSTRUCTIONS = {"fp8": 1.8, "mxfp8": 1.75, "mxfp4": 1.75}
 """Of a warp, a key and head of 8."""
-NOT_YET = {
-    "mxfp8": pytest.mark.xfail(strict=True, raises=AssertionError, reason="1.21: shared memory"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +48,7 @@ def clocks(model: ModuleType, one: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("logits", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=NOT_YET.get(kind, ())) for kind in MOST_CLOCKS]
-)
+@pytest.mark.parametrize("kind", MOST_CLOCKS)
 def test_no_unit_needs_more_clocks_for_64_heads_than_was_set(
     model: ModuleType, counted: Callable[..., dict[str, Any]], kind: str, logits: str
 ) -> None:

@@ -43,8 +43,12 @@ __device__ __forceinline__ void prepare(int k_arrivals, typename Tiling::Storage
                          1 + Tiling::kReaderWarps * ptx::kWarpArrivals);
       ptx::mbarrier_init(ptx::shared_address(&shared.scales_full[i]), ptx::kWarpArrivals);
     }
-    for (int i = 0; i < Tiling::kSlots; i++)
+    for (int i = 0; i < Tiling::kSums; i++) {
       ptx::mbarrier_init(ptx::shared_address(&shared.sums_full[i]), 1);
+      if constexpr (Tiling::kPasses > 1)
+        ptx::mbarrier_init(ptx::shared_address(&shared.sums_empty[i]),
+                           Tiling::readers_of(i) * ptx::kWarpArrivals);
+    }
     ptx::mbarrier_init(ptx::shared_address(&shared.loading), ptx::kWarpArrivals);
     ptx::fence_mbarrier_init();
   }
@@ -69,13 +73,14 @@ __device__ __forceinline__ void score(const ptx::TensorMap& q_map,
     ptx::tcgen05_relinquish_alloc_permit();
   }
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
   // The schedule is on its way while the warps meet and prepare.
   Cut entry{};
   if (args.schedule != nullptr) entry = Ranges::read_entry(args);
   ptx::tcgen05_fence_before_thread_sync();
   __syncthreads();
   ptx::tcgen05_fence_after_thread_sync();
+  // Not before this CTA has its tensor memory, which a dependent beside it could take.
+  ptx::griddepcontrol_launch_dependents();
   Source::prefetch(args);
   if (args.schedule != nullptr) Ranges::store_entry(args, entry, shared);
   if (Ranges::range_by_all(args)) {

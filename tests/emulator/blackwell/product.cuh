@@ -102,11 +102,11 @@ __device__ __forceinline__ void multiply(
       ptx::tcgen05_mma_f8f6f4(sums, a_piece, b_piece, ptx::kE4m3Instruction<kColumns>, adds);
     } else if constexpr (kFormat == Format::kMxFp8) {
       const uint32_t id = piece;
-      ptx::tcgen05_mma_mxf8f6f4(sums, a_piece, b_piece, ptx::mxf8_instruction<kColumns>(id), scales,
+      ptx::tcgen05_mma_mxf8f6f4(sums, a_piece, b_piece, ptx::mxf8_instruction(kColumns, id), scales,
                                 scales + 4, adds);
     } else {
       const uint32_t id = piece % 2 * 2, word = piece / 2 * 4;
-      ptx::tcgen05_mma_mxf4(sums, a_piece, b_piece, ptx::mxf4_instruction<kColumns>(id),
+      ptx::tcgen05_mma_mxf4(sums, a_piece, b_piece, ptx::mxf4_instruction(kColumns, id),
                             scales + word, scales + 8 + word, adds);
     }
   }

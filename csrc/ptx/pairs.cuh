@@ -21,7 +21,8 @@ __device__ __forceinline__ float2 halves_of(uint64_t pair) {
 }
 
 // A pair from shared memory at a uniform address. `nothing` is 0, uniform, and nothing the compiler
-// knows of: integer arithmetic on uniform values is done in uniform registers, and there they stay.
+// knows of: integer arithmetic on uniform values is done in uniform registers, and there they stay. Two
+// instructions of it, since one alone is not always found worth the way there.
 __device__ __forceinline__ uint64_t ld_shared_uniform_pair(uint32_t address, uint32_t nothing) {
   uint32_t first, second;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"

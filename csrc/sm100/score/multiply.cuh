@@ -98,7 +98,7 @@ struct Multiply {
       ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_empty[before]),
                                 (before < pass ? tile : tile + 1) & 1);
       ptx::tcgen05_fence_after_thread_sync();
-      const int first = pass * kPassColumns;
+      const int first = pass * kPassColumns;  // a column of q_scales is of 32
       const uint32_t k_scales = k_scales_of(memory, tile % 2);
       if (pass == 0 && columns > 0) copy_k_scales(shared, stage, k_scales);
       if (first < columns)

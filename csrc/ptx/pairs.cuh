@@ -21,14 +21,22 @@ __device__ __forceinline__ float2 halves_of(uint64_t pair) {
 }
 
 // A pair from shared memory at a uniform address. `nothing` is 0, uniform, and nothing the compiler
-// knows of: integer arithmetic on uniform values is done in uniform registers, and there they stay.
+// knows of: integer arithmetic on uniform values is done in uniform registers, and there they stay. Two
+// instructions of it, since one alone is not always found worth the way there.
 __device__ __forceinline__ uint64_t ld_shared_uniform_pair(uint32_t address, uint32_t nothing) {
   uint32_t first, second;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
                : "=r"(first), "=r"(second)
                : "r"(address)
                : "memory");
-  return pair_of(first ^ nothing, second ^ nothing);
+  return pair_of((first ^ nothing) + nothing, (second ^ nothing) + nothing);
+}
+
+// Two pairs from shared memory, read where the program says so: not ahead and kept.
+__device__ __forceinline__ void ld_shared_pairs(uint64_t& first,
+                                                uint64_t& second,
+                                                uint32_t address) {
+  asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "r"(address));
 }
 
 __device__ __forceinline__ uint64_t fma_f32x2(uint64_t a, uint64_t b, uint64_t c) {

@@ -88,14 +88,13 @@ __device__ __forceinline__ void tcgen05_mma_f8f6f4(
                : "memory");
 }
 
-// Descriptors of products with UE8M0 scales, of which `first` is the first byte to use of each word.
-template <int kColumns>
-__device__ __forceinline__ constexpr uint32_t mxf8_instruction(uint32_t first) {
-  return 1u << 23 | kColumns / 8 << 17 | 128 / 16 << 24 | first << 29 | first << 4;
+// Descriptors of 128 x `columns` products with UE8M0 scales, of which `first` is the first byte to use
+// of each word.
+__device__ __forceinline__ constexpr uint32_t mxf8_instruction(uint32_t columns, uint32_t first) {
+  return 1u << 23 | columns / 8 << 17 | 128 / 16 << 24 | first << 29 | first << 4;
 }
-template <int kColumns>
-__device__ __forceinline__ constexpr uint32_t mxf4_instruction(uint32_t first) {
-  return mxf8_instruction<kColumns>(first) | 1u << 7 | 1u << 10;
+__device__ __forceinline__ constexpr uint32_t mxf4_instruction(uint32_t columns, uint32_t first) {
+  return mxf8_instruction(columns, first) | 1u << 7 | 1u << 10;
 }
 
 // The same with scales of 32 elements in tensor memory: over 32 elements of E4M3, or 64 of E2M1.

@@ -19,6 +19,7 @@ from mqa.cuda.storage import (
     size_of,
 )
 
+MATH_GROUPS = MATH_WARPS // 4
 THREADS = MATH_WARPS * WARP + 256
 TILE_ROWS = 128
 """Keys of one product, a lane of tensor memory each."""
@@ -29,8 +30,14 @@ SCALE_ROWS, SCALE_BYTES, SCALE_COLUMNS = 128, 512, 4
 memory."""
 ROLES = (*roles("multiply", "scales"), Role("idle", range(MATH_WARPS + 6, THREADS // WARP)))
 """Of the warps that score: `csrc/sm100/score/kernel.cuh` shares them out."""
+SCHEDULE_COLUMNS = 512
+"""Columns of a block of a dense schedule."""
 _FEWEST_COLUMNS = 64
 _MOST_STAGES = 16
+_MOST_COLUMNS = {"Fp8": 256, "Mxfp8": 192, "Mxfp4": 192}
+"""Of one product: with block scales two of 256 leave tensor memory no room."""
+_PASSES_FROM = {"Fp8": 256, "Mxfp8": 64, "Mxfp4": 128}
+"""Heads from which the largest block is all that a schedule names at once."""
 _SCALE_ROOM = 64
 """Columns of tensor memory that block scales take at most."""
 
@@ -59,9 +66,28 @@ class Tiles:
         return ("", "q_scale") if self.scaled else ()
 
     @property
+    def pass_columns(self) -> int:
+        """Of a product; the last of a tile may have fewer."""
+        return min(self.columns, _MOST_COLUMNS[self.elements])
+
+    @property
+    def passes(self) -> int:
+        """Products of a tile, one after the other."""
+        return -(-self.columns // self.pass_columns)
+
+    @property
+    def strips(self) -> tuple[int, ...]:
+        """Of 64 columns, in each pass."""
+        return tuple(
+            min(self.pass_columns, self.columns - first) // _FEWEST_COLUMNS
+            for first in range(0, self.columns, self.pass_columns)
+        )
+
+    @property
     def sets(self) -> int:
-        """Of columns, of which a warpgroup sums one."""
-        return self.columns // max(self.heads, _FEWEST_COLUMNS)
+        """Of columns, of which a warpgroup sums one; a quarter each where there are passes."""
+        of_one = max(self.heads, _FEWEST_COLUMNS)
+        return MATH_GROUPS if self.passes > 1 else self.columns // of_one
 
     @property
     def groups(self) -> int:
@@ -79,7 +105,14 @@ class Tiles:
     @property
     def aligned(self) -> int:
         """What the stages of a piece come in multiples of."""
-        return 4 if self.turns == 1 else 1
+        if self.turns > 1:
+            return 1
+        return 2 if self.passes > 1 else 4
+
+    @property
+    def read_again(self) -> int:
+        """Weights that a math thread reads again for every tile: registers hold the others."""
+        return 8 if self.passes > 1 else 0
 
     @property
     def paired(self) -> bool:
@@ -114,8 +147,13 @@ class Tiles:
     @property
     def slots(self) -> int:
         """Accumulators: two for each warpgroup that takes tiles in turn, if there is room."""
-        most = (TENSOR_COLUMNS - (_SCALE_ROOM if self.scaled else 0)) // self.columns
+        most = (TENSOR_COLUMNS - (_SCALE_ROOM if self.scaled else 0)) // self.pass_columns
         return min(most // self.turns, 2) * self.turns
+
+    @property
+    def sums(self) -> int:
+        """Barrier pairs of products: of each pass, or of each accumulator."""
+        return self.passes if self.passes > 1 else self.slots
 
     @property
     def q_scale_tiles(self) -> int:
@@ -126,7 +164,7 @@ class Tiles:
     def tensor_columns(self) -> int:
         """Those in use: accumulators, block scales of as many tiles of keys and of two blocks."""
         scales = (self.slots + 2 * self.q_scale_tiles) * SCALE_COLUMNS if self.scaled else 0
-        return self.slots * self.columns + scales
+        return self.slots * self.pass_columns + scales
 
     @property
     def shared_bytes(self) -> int:
@@ -151,7 +189,9 @@ def _storage(t: Tiles) -> tuple[Member, ...]:
             ("rows", t.block * 16, 2, 16),
             ("piece", 20, 2, 4),
             ("columns", t.sets * 16, 2, 16),
-            *barrier_members(t.stages, ("scales_full", t.stages), ("sums_full", t.slots)),
+            *barrier_members(
+                t.stages, ("scales_full", t.stages), ("sums_full", t.sums), ("sums_empty", t.sums)
+            ),
             *range_members(THREADS),
             ("tensor_memory", 4, 1, 4),
         )
@@ -165,16 +205,19 @@ def shared_parts(t: Tiles) -> tuple[SharedPart, ...]:
 
 @functools.cache
 def barriers(t: Tiles, k_arrivals: int, k_bytes: int) -> tuple[Barrier, ...]:
-    readers, active = 4 * t.sets, 4 * t.groups
+    active, in_passes = 4 * t.groups, t.passes > 1
     scales = (Barrier("scales_full", 1),) if t.scaled else ()
+    # Of the warps of a warpgroup, for each strip.
+    empty = (Barrier("sums_empty", 4 * n) for n in t.strips if in_passes)
     return (
         Barrier("q_full", 2 + WARP, t.q_bytes),
         # Math, multiply's commit and, with block scales, who reorders those of keys.
         Barrier("q_empty", active + 1 + t.scaled),
         Barrier("k_full", k_arrivals, k_bytes),
-        Barrier("k_empty", readers + 1),
+        Barrier("k_empty", 1 if in_passes else 4 * t.sets + 1),
         *scales,
         Barrier("sums_full", 1),
+        *empty,
         Barrier("range_known", 2),
         Barrier("loading", 1),
     )
@@ -182,10 +225,8 @@ def barriers(t: Tiles, k_arrivals: int, k_bytes: int) -> tuple[Barrier, ...]:
 
 @functools.cache
 def most_columns(heads: int, elements: str) -> int:
-    """Columns of the largest block: with block scales two of 256 leave tensor memory no room."""
-    if elements == "Fp8":
-        return 256
-    return 128 if heads == 128 else 192
+    """Columns of the largest block: those of a product, or many in passes."""
+    return SCHEDULE_COLUMNS if heads >= _PASSES_FROM[elements] else _MOST_COLUMNS[elements]
 
 
 @functools.cache

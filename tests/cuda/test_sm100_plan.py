@@ -262,7 +262,9 @@ def test_tiles_fit_into_shared_memory_tensor_memory_and_instructions(tiles: Tile
     assert tiles.shared_bytes <= MAX_SHARED_BYTES
     assert tiles.tensor_columns <= TENSOR_COLUMNS
     # An instruction has 16 to 256 columns in steps of 16; a set is whole rows.
-    assert tiles.columns in (64, 128, 192, 256)
+    assert tiles.pass_columns in (64, 128, 192, 256)
+    assert tiles.columns == (512 if tiles.passes > 1 else tiles.pass_columns)
+    assert sum(tiles.strips) * 64 == tiles.columns
     assert tiles.block * tiles.heads == tiles.columns
     assert tiles.groups % tiles.sets == 0
     # A place is always the same warpgroups', that take tiles in turn.
@@ -304,8 +306,15 @@ def test_sizes_are_those_of_the_kernels(tmp_path: Path) -> None:
             f"Tiling<{sizes}>::kBlock": t.block,
             f"Tiling<{sizes}>::kQBoxRows": t.q_box_rows,
             f"Tiling<{sizes}>::kGroups": t.groups,
-            f"Tiling<{sizes}>::kReaderWarps": t.sets * 4,
+            f"Tiling<{sizes}>::kReaderWarps": t.sets * 4 if t.passes == 1 else 0,
+            f"Tiling<{sizes}>::kPasses": t.passes,
+            f"Tiling<{sizes}>::kSums": t.sums,
+            f"Tiling<{sizes}>::kAligned": t.aligned,
+            f"Tiling<{sizes}>::kReadAgain": t.read_again,
         }
+        if t.passes > 1:
+            readers = ((f"Tiling<{sizes}>::readers_of({i})", 4 * n) for i, n in enumerate(t.strips))
+            equal |= dict(readers)
         lines += [f'static_assert({name} == {size}, "{name}");' for name, size in equal.items()]
     source = tmp_path / "sizes.cuh"
     body = "\n".join(["namespace mqa::sm100 {", *lines, "__global__ void sizes() {}", "}\n"])
@@ -336,7 +345,8 @@ def counts_of_the_source() -> dict[str, str]:
 
 
 def test_barriers_count_what_the_kernel_initialises_them_with() -> None:
-    for line in (DENSE, DENSE.replace("fp8", "mxfp4"), PAGED, PAGED.replace("fp8", "mxfp8")):
+    dense = (DENSE.replace("fp8", format) for format in FORMATS)
+    for line in (*dense, PAGED, PAGED.replace("fp8", "mxfp8")):
         _, _, plan = call_and_plan(line)
         scaled = "mx" in line
         tiles = (dense_tiles if "dense" in line else lambda *of: paged_tiles(*of[:2], 2, of[2]))(
@@ -346,7 +356,7 @@ def test_barriers_count_what_the_kernel_initialises_them_with() -> None:
             "ptx::kWarpArrivals": "1",
             "kWarpSize": str(WARP),
             "Tiling::kActiveWarps": str(4 * tiles.groups),
-            "Tiling::kReaderWarps": str(4 * tiles.sets),
+            "Tiling::kReaderWarps": str(4 * tiles.sets if tiles.passes == 1 else 0),
             "Tiling::kScaled": str(int(scaled)),
         }
         counts = counts_of_the_source()
@@ -355,7 +365,10 @@ def test_barriers_count_what_the_kernel_initialises_them_with() -> None:
         assert counts.pop("k_full") == "k_arrivals"
         if not scaled:
             del counts["scales_full"]
-        barriers = {barrier.name: barrier for barrier in plan.barriers}
+        assert counts.pop("sums_empty") == "Tiling::readers_of(i) * ptx::kWarpArrivals"
+        passes = [one.arrivals for one in plan.barriers if one.name == "sums_empty"]
+        assert passes == ([4 * n for n in tiles.strips] if tiles.passes > 1 else [])
+        barriers = {one.name: one for one in plan.barriers if one.name != "sums_empty"}
         for name, text in counts.items():
             for constant, value in values.items():
                 text = text.replace(constant, value)

@@ -43,8 +43,12 @@ __device__ __forceinline__ void prepare(int k_arrivals, typename Tiling::Storage
                          1 + Tiling::kReaderWarps * ptx::kWarpArrivals);
       ptx::mbarrier_init(ptx::shared_address(&shared.scales_full[i]), ptx::kWarpArrivals);
     }
-    for (int i = 0; i < Tiling::kSlots; i++)
+    for (int i = 0; i < Tiling::kSums; i++) {
       ptx::mbarrier_init(ptx::shared_address(&shared.sums_full[i]), 1);
+      if constexpr (Tiling::kPasses > 1)
+        ptx::mbarrier_init(ptx::shared_address(&shared.sums_empty[i]),
+                           Tiling::readers_of(i) * ptx::kWarpArrivals);
+    }
     ptx::mbarrier_init(ptx::shared_address(&shared.loading), ptx::kWarpArrivals);
     ptx::fence_mbarrier_init();
   }

@@ -6,6 +6,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/pairs.cuh"
 #include "ptx/tcgen05.cuh"
+#include "sm100/score/set.cuh"
 #include "sm100/score/storage.cuh"
 
 namespace mqa::sm100 {
@@ -15,30 +16,20 @@ struct Math {
   using Logit = typename Tiling::Logit;
   using Storage = typename Tiling::Storage;
   using StageRing = typename Tiling::StageRing;
+  using Set = sm100::Set<Tiling>;
   static constexpr auto kColumns = Tiling::kColumns;
   static constexpr auto kHeads = Tiling::kHeads;
   static constexpr auto kRows = Tiling::kRows;
   static constexpr auto kTurns = Tiling::kTurns;
-  static constexpr int kPairs = kColumns / 2;
-  static constexpr int kLoaded = kHeads > 64 ? 16 : 32;  // columns at a time: weights leave room
-  static constexpr int kMine = Tiling::kSlots / kTurns;  // accumulators of a warpgroup
+  static constexpr auto kStrips = Tiling::kStrips;
+  static constexpr auto kStripColumns = Tiling::kStripColumns;
+  static constexpr auto kPassColumns = Tiling::kPassColumns;
+  static constexpr bool kInPasses = Tiling::kPasses > 1;
+  static constexpr int kLoaded = kColumns > 64 ? 16 : 32;  // columns at a time: weights leave room
+  static constexpr int kMine = Tiling::kSlots / kTurns;    // accumulators of a warpgroup
   static constexpr auto kAligned = Tiling::kAligned;
   static constexpr auto kPaired = Tiling::kPaired;
-  static_assert(kTurns > 1 || kAligned % (2 * kMine) == 0, "and the same phases");
-
-  // A value that all lanes have, in a form that the compiler knows to be uniform.
-  template <typename T>
-  static __device__ __forceinline__ T uniform(T value) {
-    return __shfl_sync(kAllLanes, value, 0);
-  }
-
-  // What a warp knows of its set of columns.
-  struct Set {
-    uint64_t weights[kPairs];
-    uint32_t start[kRows];  // of each row's window
-    uint32_t end[kRows];    // 0 where it has no tokens
-    uint32_t latest;        // start
-  };
+  static_assert(kTurns > 1 || kAligned % (kInPasses ? 2 : 2 * kMine) == 0, "and the same phases");
 
   // Where the logits of this thread's token of a tile lie, and of those that follow it.
   struct Lines {
@@ -55,20 +46,37 @@ struct Math {
 
   // What a warp's tiles have in common.
   struct Place {
-    uint32_t sums;  // this warp's lanes of its set's columns in the first accumulator
+    uint32_t sums[kStrips];  // this warp's lanes of a strip's columns in the first accumulator
+    uint32_t pass[kStrips];  // that the strip is of
     uint32_t turn;
   };
 
-  // The accumulator of this warpgroup's tile `number`, and the parity of its barrier's phase.
-  static __device__ __forceinline__ uint32_t slot_of(Place place, uint32_t number) {
+  // The accumulator of a strip in this warpgroup's tile `number`.
+  static __device__ __forceinline__ uint32_t slot_of(const Place& place,
+                                                     int strip,
+                                                     uint32_t number) {
+    if (kInPasses) return (number * Tiling::kPasses + place.pass[strip]) % Tiling::kSlots;
     return number % kMine * kTurns + (kTurns > 1 ? place.turn : 0);
   }
+  // Of passes, phases go by tiles.
   static __device__ __forceinline__ void wait_sums(const Storage& shared,
-                                                   Place place,
+                                                   const Place& place,
+                                                   int strip,
                                                    uint32_t number) {
-    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[slot_of(place, number)]),
-                              number / kMine & 1);
+    const uint32_t sums = kInPasses ? place.pass[strip] : slot_of(place, strip, number);
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[sums]),
+                              (kInPasses ? number : number / kMine) & 1);
     ptx::tcgen05_fence_after_thread_sync();
+  }
+
+  // A strip of the tile in ring stage `stage` has been read.
+  static __device__ __forceinline__ void release(Storage& shared,
+                                                 const Place& place,
+                                                 int strip,
+                                                 int stage) {
+    ptx::tcgen05_fence_before_thread_sync();
+    ptx::mbarrier_arrive_warp(ptx::shared_address(kInPasses ? &shared.sums_empty[place.pass[strip]]
+                                                            : &shared.k_empty[stage]));
   }
 
   // Adds what columns [first, first + kLoaded) have to the sums of their rows: even heads and odd ones.
@@ -76,11 +84,14 @@ struct Math {
                                                const uint32_t (&dots)[kLoaded],
                                                int first,
                                                uint64_t (&sums)[kRows]) {
+    uint64_t again[2];
 #pragma unroll
     for (int i = 0; i < kLoaded; i += 2) {
       const int column = first + i, pair = column / 2;
       const int sum = kPaired ? column / (2 * kHeads) * 2 + pair % 2 : column / kHeads;
-      sums[sum] = ptx::fma_f32x2(relu(dots[i], dots[i + 1], pair), set.weights[pair], sums[sum]);
+      if (pair >= Set::kKept && pair % 2 == 0) set.read_again(pair, again);
+      const uint64_t weights = pair < Set::kKept ? set.weights[pair] : again[pair % 2];
+      sums[sum] = ptx::fma_f32x2(relu(dots[i], dots[i + 1], pair), weights, sums[sum]);
     }
   }
 
@@ -117,27 +128,36 @@ struct Math {
 
   // `kTiles` of this warpgroup's tiles from its tile `number` on, in ring stages from `stage` on.
   template <int kTiles>
-  static __device__ __forceinline__ void score(
-      Storage& shared, Place place, uint32_t number, int stage, const Set& set, Lines& lines) {
+  static __device__ __forceinline__ void score(Storage& shared,
+                                               const Place& place,
+                                               uint32_t number,
+                                               int stage,
+                                               const Set& set,
+                                               Lines& lines) {
     static_assert(kTiles == 1 || kTurns == 1, "stages follow each other");
     const int lane = threadIdx.x % 128;
 #pragma unroll
     for (int i = 0; i < kTiles; i++) {
-      wait_sums(shared, place, number + i);
-      const uint32_t from = place.sums + slot_of(place, number + i) * Tiling::kBlockColumns;
-      const float k_scale = Tiling::kScaled ? 1.0f : shared.k_scale[stage + i][lane];
       uint64_t sums[kRows] = {};
 #pragma unroll
-      for (int first = 0; first < kColumns; first += kLoaded) {
-        uint32_t dots[kLoaded];
-        ptx::tcgen05_ld_32x32b(dots, from + first);
-        ptx::tcgen05_wait_ld(dots);
-        if (first + kLoaded == kColumns) {
-          ptx::tcgen05_fence_before_thread_sync();
-          ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[stage + i]));
+      for (int strip = 0; strip < kStrips; strip++) {
+        wait_sums(shared, place, strip, number + i);
+        const uint32_t from = place.sums[strip] + slot_of(place, strip, number + i) * kPassColumns;
+        const float k_scale = Tiling::kScaled ? 1.0f : shared.k_scale[stage + i][lane];
+        if (kTiles == 1 && kInPasses && !set.has(strip)) {
+          release(shared, place, strip, stage + i);
+          continue;
         }
-        weigh(set, dots, first, sums);
-        store<(kTiles > 1)>(set, lines, i * kTileRows, first, sums, k_scale);
+#pragma unroll
+        for (int first = strip * kStripColumns; first < (strip + 1) * kStripColumns;
+             first += kLoaded) {
+          uint32_t dots[kLoaded];
+          ptx::tcgen05_ld_32x32b(dots, from + first % kStripColumns);
+          ptx::tcgen05_wait_ld(dots);
+          if ((first + kLoaded) % kStripColumns == 0) release(shared, place, strip, stage + i);
+          weigh(set, dots, first, sums);
+          store<(kTiles > 1)>(set, lines, i * kTileRows, first, sums, k_scale);
+        }
       }
     }
     lines.advance(kTiles * kTurns * kTileRows);
@@ -162,7 +182,7 @@ struct Math {
       finish(sums, row, k_scale, logits);
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++)
-        if (token < set.end[row + i] && (kStarted || token >= set.start[row + i]))
+        if (token < set.end[row + i] && (kStarted || token >= set.start_of(row + i)))
           ptx::st_global(lines.at[row + i] + further * Tiling::kLogitBytes,
                          round_to<Logit>(logits[i]));
     }
@@ -173,7 +193,7 @@ struct Math {
   // follow each other.
   static __device__ __forceinline__ void score_all(Storage& shared,
                                                    StageRing& ring,
-                                                   Place place,
+                                                   const Place& place,
                                                    const Set& set,
                                                    Lines& lines,
                                                    uint32_t first,
@@ -195,15 +215,17 @@ struct Math {
 
   // Up to kAligned of them, one after the other, then empty stages.
   static __device__ __forceinline__ void score_some(
-      Storage& shared, int stage, Place place, const Set& set, Lines& lines, int tiles) {
+      Storage& shared, int stage, const Place& place, const Set& set, Lines& lines, int tiles) {
 #pragma unroll 1
     for (int i = 0; i < kAligned; i++) {
       if (i < tiles) {
         score<1>(shared, place, i, stage + i, set, lines);
       } else {
-        wait_sums(shared, place, i);
-        ptx::tcgen05_fence_before_thread_sync();
-        ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.k_empty[stage + i]));
+#pragma unroll
+        for (int strip = 0; strip < kStrips; strip++) {
+          wait_sums(shared, place, strip, i);
+          release(shared, place, strip, stage + i);
+        }
       }
     }
   }
@@ -211,7 +233,7 @@ struct Math {
   // The same where warpgroups take tiles in turn. `done` counts tiles of all of them and all pieces.
   static __device__ __forceinline__ void score_in_turn(Storage& shared,
                                                        StageRing& ring,
-                                                       Place place,
+                                                       const Place& place,
                                                        const Set& set,
                                                        Lines& lines,
                                                        uint32_t skipped,
@@ -231,9 +253,10 @@ struct Math {
   static __device__ __forceinline__ void score_piece(Storage& shared,
                                                      StageRing& ring,
                                                      uint32_t& done,
-                                                     Place place,
+                                                     const Place& place,
                                                      const Set& set,
                                                      const Row* rows,
+                                                     uint32_t number,
                                                      uint32_t first,
                                                      uint32_t length) {
     const uint32_t tiles = (length + kTileRows - 1) / kTileRows;
@@ -242,7 +265,8 @@ struct Math {
     lines.token = first + skipped * kTileRows + threadIdx.x % 128;
 #pragma unroll
     for (int row = 0; row < kRows; row++)
-      lines.at[row] = rows[row].origin + static_cast<int64_t>(lines.token) * Tiling::kLogitBytes;
+      lines.at[row] = rows[Tiling::row_in_block(number, row)].origin +
+                      static_cast<int64_t>(lines.token) * Tiling::kLogitBytes;
     if constexpr (kTurns == 1) {
       score_all(shared, ring, place, set, lines, first, static_cast<int>(tiles));
     } else {
@@ -251,37 +275,25 @@ struct Math {
     done += tiles;
   }
 
-  static __device__ __forceinline__ void load_set(const Storage& shared,
-                                                  int stage,
-                                                  uint32_t number,
-                                                  uint32_t weights,
-                                                  uint32_t nothing,
-                                                  Set& set) {
-#pragma unroll
-    for (int i = 0; i < kPairs; i++)
-      set.weights[i] = ptx::ld_shared_uniform_pair(weights + i * 8, nothing);
-#pragma unroll
-    for (int i = 0; i < kRows; i++) {
-      const Row& row = shared.rows[stage][number * kRows + i];
-      const uint32_t start = uniform(row.start), length = uniform(row.length);
-      set.start[i] = start, set.end[i] = length > 0 ? start + length : 0;
-      set.latest = i == 0 ? 0 : set.latest;
-      if (length > 0) set.latest = max(set.latest, start);
-    }
-  }
-
   static __device__ __forceinline__ void math(Storage& shared) {
     const uint32_t warp = uniform(threadIdx.x / kWarpSize), group = warp / 4;
     const uint32_t number = group % Tiling::kSets, turn = group / Tiling::kSets;
-    const Place place{uniform(shared.tensor_memory) + warp % 4 * kWarpSize * ptx::kTensorLane +
-                          number * kColumns,
-                      turn};
+    Place place;
+    place.turn = turn;
+#pragma unroll
+    for (int i = 0; i < kStrips; i++) {
+      const uint32_t column = Tiling::strip_in_block(number, i) * kStripColumns;
+      place.pass[i] = column / kPassColumns;
+      place.sums[i] = uniform(shared.tensor_memory) + warp % 4 * kWarpSize * ptx::kTensorLane +
+                      column % kPassColumns;
+    }
     const uint32_t nothing = warp >> 16;
     BlockRing blocks;
     StageRing stages;
     uint32_t done = 0;  // tiles
-    uint32_t weights = ptx::shared_address(&shared.weights[0][number * kColumns]);
-    const uint32_t both = weights + ptx::shared_address(&shared.weights[1][number * kColumns]);
+    const uint32_t column = Tiling::strip_in_block(number, 0) * kStripColumns;
+    uint32_t weights = ptx::shared_address(&shared.weights[0][column]);
+    const uint32_t both = weights + ptx::shared_address(&shared.weights[1][column]);
     while (true) {
       const int stage = blocks.stage();
       ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[stage]), blocks.parity());
@@ -289,9 +301,8 @@ struct Math {
       const uint32_t length = uniform(shared.piece[stage].length);
       if (uniform(shared.piece[stage].groups) == 0) break;
       Set set;
-      load_set(shared, stage, number, weights, nothing, set);
-      score_piece(shared, stages, done, place, set, &shared.rows[stage][number * kRows], first,
-                  length);
+      set.load(shared, stage, number, weights, nothing);
+      score_piece(shared, stages, done, place, set, shared.rows[stage], number, first, length);
       ptx::mbarrier_arrive_warp(ptx::shared_address(&shared.q_empty[stage]));
       blocks.advance();
       weights = both - weights;

@@ -17,17 +17,24 @@ constexpr int kTensorColumns = 512;
 
 // How keys and queries are multiplied. Fp8: E4M3, with a float32 scale for each key that its sums
 // are multiplied by. Mxfp8, Mxfp4: E4M3 and E2M1, with a UE8M0 scale for each 32 elements.
+//
+// A product has kProductColumns at most: two accumulators, and block scales, fit into tensor memory.
+// From kPassesFrom heads on, the largest block has kScheduleColumns instead, in several products. That
+// pays where shared memory is the busiest unit, or where a row is more than half of a product.
 struct Fp8 {
   static constexpr int kBits = 8;
   static constexpr bool kBlockScaled = false;
+  static constexpr int kProductColumns = 256, kPassesFrom = 256;
 };
 struct Mxfp8 {
   static constexpr int kBits = 8;
   static constexpr bool kBlockScaled = true;
+  static constexpr int kProductColumns = 192, kPassesFrom = 64;
 };
 struct Mxfp4 {
   static constexpr int kBits = 4;
   static constexpr bool kBlockScaled = true;
+  static constexpr int kProductColumns = 192, kPassesFrom = 128;
 };
 
 // Scales of 128 rows as tensor memory takes them: the word with the four of row r is at
@@ -40,7 +47,7 @@ template <int kQBytes,
           int kBlockColumns,
           int kSets,
           int kStages,
-          int kSlots,
+          int kSums,
           int kRowBytes,
           int kQScales,
           int kKScales>
@@ -59,7 +66,7 @@ struct SharedStorage {
   uint64_t q_full[2], q_empty[2];
   uint64_t k_full[kStages], k_empty[kStages];
   uint64_t scales_full[kStages];
-  uint64_t sums_full[kSlots];
+  uint64_t sums_full[kSums], sums_empty[kSums];
   uint64_t loading;      // all keys of this CTA are on their way
   uint64_t range_known;  // this CTA's range is in cuts, and the barriers above are initialised
   CutStorage<kThreads> cuts;
@@ -73,6 +80,10 @@ struct SharedStorage {
 // A block is block_columns / heads rows. Its columns (row, head) are sets of 64, or of a row where
 // that has more; a warpgroup sums one set. A single set is that of several warpgroups, which take
 // tiles in turn.
+//
+// A block of more columns than an accumulator is multiplied in passes over a tile, each with a barrier
+// pair of its own. Its sets are a quarter of the columns each, in strips of 64. Strips are dealt out in
+// turn, so that all warpgroups have some of a pass, if they are whole rows.
 template <typename FormatType,
           int heads,
           int dim,
@@ -86,24 +97,33 @@ struct Tiling {
   static constexpr int kThreads = sm100::kThreads;
 
   static constexpr int kBlockColumns = block_columns;
-  static constexpr int kColumns = heads > 64 ? heads : 64;  // of one set
-  static constexpr int kSets = kBlockColumns / kColumns;
   static constexpr bool kScaled = Format::kBlockScaled;
+  static constexpr int kPassColumns =  // the last may have fewer
+      kBlockColumns < Format::kProductColumns ? kBlockColumns : Format::kProductColumns;
+  static constexpr int kPasses = ceil_div(kBlockColumns, kPassColumns);
+  static constexpr int kLeastColumns = heads > 64 ? heads : 64;
+  static constexpr int kColumns =  // of one set
+      kPasses > 1 ? kBlockColumns / kMathGroups : kLeastColumns;
+  static constexpr int kSets = kBlockColumns / kColumns;
   static constexpr int kGroups = kSets > 1 ? kSets : kHeads > 64 || kHeads == 8 ? 2 : 3;
   static constexpr int kTurns = kGroups / kSets;
-  static constexpr int kReaderWarps = kSets * 4;  // of a tile
+  static constexpr int kReaderWarps = kPasses > 1 ? 0 : kSets * 4;  // of a stage
   static constexpr int kActiveWarps = kGroups * 4;
-  // Accumulators in tensor memory, then scales: those of keys, one set for each accumulator, and
-  // those of queries, one set for each of two blocks.
+  // Accumulators in tensor memory, then scales: those of keys, one set for each accumulator, or for
+  // each of two tiles, and those of queries, one set for each of two blocks.
   static constexpr int kQScaleTiles = (kBlockColumns + 127) / 128;
-  static constexpr int kMostSlots = (kTensorColumns - (kScaled ? 64 : 0)) / kBlockColumns;
+  static constexpr int kMostSlots = (kTensorColumns - (kScaled ? 64 : 0)) / kPassColumns;
   static constexpr int kSlots = kMostSlots < 2 * kTurns ? kMostSlots / kTurns * kTurns : 2 * kTurns;
-  static constexpr int kKScaleColumns = kSlots * kBlockColumns;
+  static constexpr int kSums = kPasses > 1 ? kPasses : kSlots;  // barrier pairs of products
+  static constexpr int kKScaleColumns = kSlots * kPassColumns;
   static constexpr int kQScaleColumns = kKScaleColumns + kSlots * kScaleColumns;
   static_assert(!kScaled || kQScaleColumns + 2 * kQScaleTiles * kScaleColumns <= kTensorColumns,
                 "tensor memory has 512 columns");
   static constexpr int kRows = kColumns / kHeads;  // of one set
   static constexpr int kBlock = kSets * kRows;
+  static constexpr int kStripColumns = kPasses > 1 ? 64 : kColumns;
+  static constexpr int kStrips = kColumns / kStripColumns;  // of one set
+  static constexpr bool kDealt = kStrips > 1 && kHeads <= kStripColumns;
   static constexpr int kStageRows = kTileRows, kBoxRows = kTileRows;
   // Rows of few heads come in pairs: columns are (pair of rows, head, row of the pair), and the halves of
   // a pair of float32 two rows, so that nothing has to be added across it. A box of queries, two rows
@@ -115,14 +135,18 @@ struct Tiling {
   static constexpr int kKBytes = kStageRows * kRowBytes;
   static constexpr int kLogitBytes = sizeof(Logit);
 
+  static constexpr int kTrip = kPasses > 1 ? 2 : 4;  // tiles, in the hot loop
   static constexpr int kAligned =
-      kTurns > 1 ? 1 : 4;  // stages of a piece come in multiples of this
+      kTurns > 1 ? 1 : kTrip;  // a piece's stages are a multiple of this
+  // Weights that a math thread reads again for every tile: all those of two strips do not fit into
+  // registers.
+  static constexpr int kReadAgain = kPasses > 1 ? 8 : 0;
   static constexpr bool kHalvesWeights = true;
   static constexpr bool kMathBringsQ = false;
   static constexpr bool kSharesOut = false;
   // No block has more.
   static constexpr bool kMostColumns =
-      kBlockColumns == (kScaled ? (heads == 128 ? 128 : 192) : 256);
+      kBlockColumns == (heads < Format::kPassesFrom ? Format::kProductColumns : kScheduleColumns);
   static constexpr bool kReadBound = kSets == 1;
   static constexpr bool kPaced = false;  // measured on Hopper alone
 
@@ -145,11 +169,26 @@ struct Tiling {
                                 kBlockColumns,
                                 kSets,
                                 kStages,
-                                kSlots,
+                                kSums,
                                 kRowBytes,
                                 kScaled ? kQScaleTiles * kScaleBytes : 16,
                                 kScaled ? kScaleBytes : 16>;
   using StageRing = Ring<kStages>;
+
+  // Where strip `i`, and row `i`, of a set are in the block.
+  static __device__ __forceinline__ int strip_in_block(int set, int i) {
+    return kDealt ? i * kSets + set : set * kStrips + i;
+  }
+  static __device__ __forceinline__ int row_in_block(int set, int i) {
+    constexpr int kTogether = kDealt ? kStripColumns / kHeads : kRows;
+    return (i / kTogether * kSets + set) * kTogether + i % kTogether;
+  }
+
+  // Arrivals that say that a pass has been read: of a warpgroup's warps for each strip.
+  static __host__ __device__ constexpr int readers_of(int pass) {
+    const int left = kBlockColumns - pass * kPassColumns;
+    return 4 * (left < kPassColumns ? left : kPassColumns) / kStripColumns;
+  }
 
   // What a block's column is.
   static __device__ __forceinline__ int row_of(int column) {

@@ -20,6 +20,7 @@ from mqa.cuda.sm100_tiles import (
     Tiles,
     barriers,
     dense_tiles,
+    most_columns,
     paged_tiles,
     shared_parts,
 )
@@ -139,7 +140,7 @@ def kernels(*, every: bool = False) -> tuple[Kernel, ...]:
 
 
 def _choices() -> Iterator[tuple[Kernel, tuple[object, ...]]]:
-    """Kernels, and of each: format, H, D, logits dtype, dense or how many columns paged."""
+    """Kernels, and of each: format, H, D, logits dtype, dense or of how many columns paged."""
     for format, h in itertools.product(FORMATS, HEADS):
         for d, logits in itertools.product(head_dims(format), LOGITS_DTYPES):
             facts = (h, d, logits, ELEMENTS[format])
@@ -147,7 +148,8 @@ def _choices() -> Iterator[tuple[Kernel, tuple[object, ...]]]:
                 yield found, (format, h, d, logits, "dense")
             for found in paged_kernels(*facts):
                 columns = int(found.arguments[5])
-                yield found, (format, h, d, logits, columns)
+                largest = columns == most_columns(h, ELEMENTS[format])
+                yield found, (format, h, d, logits, "largest" if largest else columns)
 
 
 MODELS: dict[Format, str] = {

@@ -42,7 +42,7 @@ HOPPER_OTHERS = {
 }
 BLACKWELL = {
     "dense_fp8_64_128": "dense fp8 S=5 N=140 H=64 D=128 sms=2 regime=exact windows=random",
-    "dense_mxfp8_64_64": "dense mxfp8 S=4 N=140 H=64 D=64 out=bfloat16 regime=exact windows=packed",
+    "dense_mxfp8_64_64": "dense mxfp8 S=7 N=140 H=64 D=64 out=bfloat16 regime=exact windows=packed",
     "dense_mxfp4_16_128": "dense mxfp4 S=13 N=70 H=16 D=128 regime=exact windows=random",
     "paged_fp8_64_128": "paged fp8 B=3 next_n=1 H=64 D=128 P=64 blocks=20 columns=5 L=300 sms=2 "
     "regime=exact lens=random",

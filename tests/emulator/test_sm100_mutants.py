@@ -33,12 +33,12 @@ pytestmark = [
 
 CASES = {
     "dense": "dense fp8 S=24 N=400 H=64 D=64 regime=exact",
-    "mxfp8": "dense mxfp8 S=24 N=400 H=64 D=64 regime=exact",
+    "mxfp8": "dense mxfp8 S=48 N=200 H=64 D=64 regime=exact",
     "paged": "paged mxfp4 B=8 next_n=1 H=64 D=128 P=64 blocks=200 columns=20 L=800 regime=exact "
     "lens=random seed=1",
 }
-STAGES = {"dense": 4, "mxfp8": 4, "paged": 7}
-"""More than accumulators, but fewer than the plans', so that few tiles go around twice."""
+STAGES = {"dense": 4, "mxfp8": 2, "paged": 7}
+"""More than accumulators or one trip, fewer than the plans', so that few tiles go around twice."""
 EMPTY_ROW = 11
 """Of the dense ones; the paged one has such a request."""
 SEEDS = 20
@@ -48,9 +48,8 @@ SCALES, KERNEL = "sm100/score/scales.cuh", "sm100/score/kernel.cuh"
 FEED, DENSE, PAGES = "score/feed.cuh", "score/dense.cuh", "score/paged.cuh"
 TENSOR = "ptx/tcgen05.cuh"
 SUMS_WAIT = (
-    "    ptx::mbarrier_wait_parity("
-    "ptx::shared_address(&shared.sums_full[slot_of(place, number)]),\n"
-    "                              number / kMine & 1);\n"
+    "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_full[sums]),\n"
+    "                              (kInPasses ? number : number / kMine) & 1);\n"
 )
 Q_WAIT = (
     "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_full[{}]), blocks.parity());\n"
@@ -65,8 +64,12 @@ SCALES_WAIT = (
     "                                    stages.parity);\n"
 )
 BEHIND_WAIT = (
-    "          ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[behind.stage]),\n"
-    "                                    behind.parity);\n"
+    "            ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[behind.stage]),\n"
+    "                                      behind.parity);\n"
+)
+PASS_WAIT = (
+    "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.sums_empty[before]),\n"
+    "                                (before < pass ? tile : tile + 1) & 1);\n"
 )
 EMPTY_WAIT = (
     "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.k_empty[ring.stage]), "
@@ -79,7 +82,7 @@ LAST_WAIT = (
     "      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.q_empty[blocks.stage()]),\n"
     "                                blocks.parity() ^ 1);\n"
 )
-COMMIT_SUMS = "ptx::tcgen05_commit(ptx::shared_address(&shared.sums_full[tiles % Tiling::kSlots]));"
+COMMIT_SUMS = "ptx::tcgen05_commit(ptx::shared_address(&shared.sums_full[slot]));"
 COMMIT_STAGE = "ptx::tcgen05_commit(ptx::shared_address(&shared.k_empty[stages.stage]));"
 COMMIT_BLOCK = "ptx::tcgen05_commit(ptx::shared_address(&shared.q_empty[block]));"
 FENCE_AFTER = "ptx::tcgen05_fence_after_thread_sync();\n"
@@ -87,17 +90,19 @@ FENCE_BEFORE = "ptx::tcgen05_fence_before_thread_sync();\n"
 FREE = "    ptx::tcgen05_dealloc<kTensorColumns>(shared.tensor_memory);\n"
 PROXY_FENCE = "ptx::fence_proxy_async_shared();\n"
 INIT_FENCE = "    ptx::fence_mbarrier_init();\n"
-FENCED = "        " + FENCE_AFTER + "        multiply_tile("
+MULTIPLY_TILE = "            multiply_columns("
+FENCED = "            " + FENCE_AFTER + MULTIPLY_TILE
 SCALE = "Tiling::kScaled ? 1.0f : shared.k_scale[stage + i][lane]"
-SCALED, SCALED_LATE = "first, sums, k_scale);\n      }", f"first, sums, {SCALE});\n      }}"
+SCALED, SCALED_LATE = "first, sums, k_scale);\n        }", f"first, sums, {SCALE});\n        }}"
+RELEASED = "if ((first + kLoaded) % kStripColumns == 0) release("
 MULTIPLIED = "if (ptx::elect_one()) Multiply<Tiling>::multiply(shared);"
 SUMS, MEMORY = "of tensor memory", "of tensor memory of CTA"
 LOADED, STORED = "ptx::tcgen05_ld_32x32b(dots", "ptx::st_global(lines.at["
-PRODUCT = "ptx::tcgen05_mma_f8f6f4(sums"
-K_COPIED, Q_COPIED = "      ptx::tcgen05_cp_32x128b(", "ptx::tcgen05_cp_32x128b(target"
+PRODUCT, MX_PRODUCT = "ptx::tcgen05_mma_f8f6f4(sums", "ptx::tcgen05_mma_mxf8f6f4(sums"
+K_COPIED, Q_COPIED = "copy_k_scales(shared", "ptx::tcgen05_cp_32x128b(target"
 LOAD_K = "ptx::cp_async_bulk_tensor_2d_load(ptx::shared_address(shared.k[stage])"
 LOAD_Q = "ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.q[ring.stage()])"
-SUMS_WAITED = "shared.sums_full[slot_of(place, number)]),"
+SUMS_WAITED = "shared.sums_full[sums]),"
 K_WAITED = K_WAIT.strip()
 
 
@@ -113,7 +118,7 @@ MUTANTS = (
            SUMS_WAIT.replace("& 1)", "& 1 ^ 1)"),
            Kind.RACE, "k_scale[0]", SCALE),
     Mutant("sums_of_empty_stages_not_waited_for", MATH,
-           "        wait_sums(shared, place, i);\n", "",
+           "          wait_sums(shared, place, strip, i);\n", "",
            Kind.RACE, "k_scale[", "args.k_scale + token,"),
     Mutant("keys_not_waited_for", MULTIPLY, K_WAIT, "",
            Kind.RACE, "k[0]", PRODUCT, seen=False),
@@ -127,6 +132,11 @@ MUTANTS = (
            Kind.RACE, "k_scale[0]", "make_float4(words[lane]", case="paged"),
     Mutant("accumulator_not_waited_for", MULTIPLY, BEHIND_WAIT, "",
            Kind.RACE, SUMS, PRODUCT),
+    Mutant("passes_not_waited_for", MULTIPLY, PASS_WAIT, "",
+           Kind.RACE, SUMS, MX_PRODUCT, case="mxfp8"),
+    Mutant("passes_of_the_tile_before_waited_for", MULTIPLY, PASS_WAIT,
+           PASS_WAIT.replace("before < pass ? tile : tile + 1", "tile + 1"),
+           Kind.RACE, SUMS, MX_PRODUCT, case="mxfp8"),
     Mutant("scales_overwritten_too_early", MULTIPLY, BEHIND_WAIT, "",
            Kind.RACE, "columns 384-387 of tensor memory", K_COPIED, case="paged"),
     Mutant("empty_stage_not_waited_for", DENSE, EMPTY_WAIT, "",
@@ -147,8 +157,14 @@ MUTANTS = (
     Mutant("sums_told_before_they_are_there", MULTIPLY, COMMIT_SUMS, arrives(COMMIT_SUMS),
            Kind.RACE, SUMS, LOADED, seen=False),
     Mutant("accumulator_released_before_it_is_loaded", MATH,
-           "if (first + kLoaded == kColumns) {", "if (first == 0) {",
+           RELEASED, "if (first % kStripColumns == 0) release(",
            Kind.RACE, SUMS, PRODUCT, seen=False),
+    Mutant("pass_released_before_it_is_loaded", MATH,
+           RELEASED, "if (first % kStripColumns == 0) release(",
+           Kind.RACE, SUMS, MX_PRODUCT, seen=False, case="mxfp8"),
+    Mutant("stage_of_passes_released_before_it_is_multiplied", MULTIPLY,
+           COMMIT_STAGE, arrives(COMMIT_STAGE),
+           Kind.RACE, "k[", LOAD_K, seen=False, case="mxfp8"),
     Mutant("stage_released_before_its_scale_is_read", MATH, SCALED, SCALED_LATE,
            Kind.RACE, "k_scale[", "shared.k_scale[stage]), args.k_scale + token", seen=False),
     Mutant("too_few_bytes_expected", DENSE, "Tiling::kKBytes + count / 4 * 16);",
@@ -159,9 +175,12 @@ MUTANTS = (
     Mutant("arrivals_too_few", KERNEL, "1 + Tiling::kReaderWarps * ptx::kWarpArrivals);",
            "Tiling::kReaderWarps * ptx::kWarpArrivals);",
            Kind.RACE, SUMS, PRODUCT, seen=False),
+    Mutant("readers_of_passes_too_few", KERNEL, "Tiling::readers_of(i) *",
+           "(Tiling::readers_of(i) - 4) *",
+           Kind.RACE, SUMS, MX_PRODUCT, case="mxfp8"),
     Mutant("arrivals_of_who_reorders_forgotten", KERNEL,
            "(Tiling::kActiveWarps + Tiling::kScaled)", "Tiling::kActiveWarps",
-           Kind.RACE, SUMS, FREE.strip(), seen=False, case="mxfp8"),
+           Kind.RACE, "weights[0]", "set.read_again(pair, again);", seen=False, case="mxfp8"),
     Mutant("arrivals_too_many", KERNEL, "shared.sums_full[i]), 1);", "shared.sums_full[i]), 2);",
            Kind.DEADLOCK, "mbarrier sums_full[0]", SUMS_WAITED),
     Mutant("weights_arrive_once", KERNEL, "1 + ptx::kWarpArrivals + kWarpSize);",
@@ -185,27 +204,34 @@ MUTANTS = (
     Mutant("fence_after_the_wait_for_sums_dropped", MATH, "    " + FENCE_AFTER, "",
            Kind.TENSOR_FENCE, SUMS, LOADED, seen=False),
     Mutant("fence_before_the_accumulator_is_released_dropped", MATH,
-           "          " + FENCE_BEFORE, "",
+           "    " + FENCE_BEFORE, "",
            Kind.TENSOR_FENCE, SUMS, PRODUCT, seen=False),
     Mutant("wait_for_loads_dropped", TENSOR,
            '"tcgen05.wait::ld.sync.aligned;" : MQA_VALUES_32', '"" : MQA_VALUES_32',
            Kind.PENDING_REGISTER, "belongs to tcgen05.ld", "ptx::max_nan(", seen=False),
     # Places.
-    Mutant("wrong_accumulator", MULTIPLY, "memory + slot * Tiling::kBlockColumns",
-           "memory + (slot ^ 1) * Tiling::kBlockColumns",
+    Mutant("wrong_accumulator", MULTIPLY, "memory + slot * kPassColumns",
+           "memory + (slot ^ 1) * kPassColumns",
            Kind.UNWRITTEN, MEMORY, STORED),
     Mutant("wrong_accumulator_loaded", MATH,
-           "slot_of(place, number + i) *", "slot_of(place, number + i + 1) *",
+           "slot_of(place, strip, number + i) *", "slot_of(place, strip, number + i + 1) *",
            Kind.RACE, SUMS, LOADED),
-    Mutant("one_accumulator", MULTIPLY, "memory, tiles % Tiling::kSlots, q_scales",
-           "memory, 0, q_scales",
+    Mutant("one_accumulator", MULTIPLY, "sums_of(memory, slot),", "sums_of(memory, 0),",
            Kind.RACE, SUMS, PRODUCT),
+    Mutant("one_accumulator_of_passes", MULTIPLY, "(tile * kPasses + pass) % kSlots", "0",
+           Kind.RACE, SUMS, LOADED, case="mxfp8"),
+    Mutant("last_pass_missed", MULTIPLY, "return rows * Tiling::kHeads;",
+           "return (rows - 2) * Tiling::kHeads;", case="mxfp8"),
+    Mutant("queries_of_the_first_pass_in_all", MULTIPLY, "(first * kRowBytes >> 4)", "0",
+           case="mxfp8"),
+    Mutant("query_scales_of_the_first_pass_in_all", MULTIPLY, "q_scales + first / 32", "q_scales",
+           case="mxfp8"),
     Mutant("scales_not_double_buffered", MULTIPLY,
-           "kKScaleColumns + slot * kScaleColumns", "kKScaleColumns",
+           "kKScaleColumns + number * kScaleColumns", "kKScaleColumns",
            Kind.RACE, "columns 384-387 of tensor memory", K_COPIED, seen=False, case="mxfp8"),
     Mutant("query_scales_not_double_buffered", MULTIPLY,
            "block * Tiling::kQScaleTiles * kScaleColumns", "0",
-           Kind.RACE, "columns 392-395 of tensor memory", Q_COPIED, seen=False, case="mxfp8"),
+           Kind.RACE, "columns 398-399 of tensor memory", Q_COPIED, seen=False, case="mxfp8"),
     Mutant("wrong_quarter", MATH, "warp % 4 * kWarpSize", "(warp + 1) % 4 * kWarpSize",
            Kind.TENSOR_MEMORY, "accesses lanes", LOADED),
     Mutant("stages_off_by_one", MATH, "typename Tiling::StageRing;",
@@ -223,8 +249,8 @@ MUTANTS = (
     Mutant("last_stage_not_multiplied", MULTIPLY, "done < Tiling::padded(piece.length);",
            "done + kTileRows < Tiling::padded(piece.length);",
            Kind.UNWRITTEN, "comes from k[3]", STORED),
-    Mutant("last_tile_of_a_trip_missed", MATH, "for (int i = 0; i < kTiles; i++) {\n      wait",
-           "for (int i = 0; i < kTiles - (kTiles > 1); i++) {\n      wait",
+    Mutant("last_tile_of_a_trip_missed", MATH, "for (int i = 0; i < kTiles; i++) {\n      uint64_t",
+           "for (int i = 0; i < kTiles - (kTiles > 1); i++) {\n      uint64_t",
            Kind.DEADLOCK, "mbarrier k_empty[3]", EMPTY_WAIT.strip()),
     Mutant("store_past_the_row", MATH, "token < set.end[row + i]", "token <= set.end[row + i]",
            Kind.OUT_OF_BOUNDS, "of out", STORED),
@@ -241,20 +267,19 @@ MUTANTS = (
            Kind.TENSOR_MEMORY, "columns 512-767 of tensor memory", PRODUCT),
     # Descriptors and operands.
     Mutant("first_step_adds", MULTIPLY,
-           "kE4m3Instruction<Tiling::kBlockColumns>, step > 0);",
-           "kE4m3Instruction<Tiling::kBlockColumns>, true);",
+           "kE4m3Instruction<kPassColumns>, step > 0);", "kE4m3Instruction<kPassColumns>, true);",
            Kind.UNWRITTEN, MEMORY, STORED),
     Mutant("half_of_the_columns", TENSOR, "1u << 4 | kColumns / 8 << 17",
            "1u << 4 | kColumns / 16 << 17",
            Kind.UNWRITTEN, MEMORY, STORED),
     Mutant("stride_of_groups_halved", TENSOR, "8 * kRowBytes >> 4", "4 * kRowBytes >> 4"),
-    Mutant("wrong_scale_id", MULTIPLY, "<Tiling::kBlockColumns>(step), k_scales",
-           "<Tiling::kBlockColumns>(0), k_scales", case="mxfp8"),
+    Mutant("wrong_scale_id", MULTIPLY, "(columns, step), k_scales", "(columns, 0), k_scales",
+           case="mxfp8"),
     Mutant("wrong_stride_of_scales", TENSOR, "1u << 14 | 128 >> 4", "1u << 14 | 256 >> 4",
            Kind.RACE, "q_scales[1]", Q_COPIED, case="mxfp8"),
     Mutant("scales_of_the_last_queries_missed", MULTIPLY, "i < Tiling::kQScaleTiles;",
            "i < Tiling::kQScaleTiles - 1;",
-           Kind.UNWRITTEN, "column 396 of tensor memory", STORED, case="mxfp8"),
+           Kind.UNWRITTEN, "column 404 of tensor memory", STORED, case="mxfp8"),
     Mutant("elected_by_half_a_warp", PAGES, "if (ptx::elect_one())",
            "if (threadIdx.x % kWarpSize < 16 && ptx::elect_one())",
            Kind.DEADLOCK, "threads 0xffff0000 of its warp", "16 && ptx::elect_one()", case="paged"),
@@ -264,6 +289,7 @@ MUTANTS = (
 
 
 QUICK = {
+    "passes_not_waited_for",
     "scales_overwritten_too_early",
     "sums_told_before_they_are_there",
     "stage_released_before_its_scale_is_read",
@@ -283,7 +309,7 @@ SAME: dict[str, tuple[str, Edit | None, int | None]] = {
     "the_kernel_itself": ("dense", None, None),
     "the_kernel_of_scales_itself": ("mxfp8", None, None),
     "labels_renamed": ("paged", None, None),
-    "a_fence_more": ("dense", ("        multiply_tile(", FENCED), None),
+    "a_fence_more": ("dense", (MULTIPLY_TILE, FENCED), None),
     "more_stages": ("dense", None, 2 * STAGES["dense"]),
     "no_more_stages_than_accumulators": ("paged", None, STAGES["paged"] - 1),
     # Math arrives there too, once it waited for the sums, and so for the products.

@@ -112,12 +112,14 @@ def tile_of(
 
 
 def _shared_bytes(t: sm100_tiles.Tiles) -> int:
-    """Bytes to and from shared memory for one tile: keys and their scales come, both operands are
-    read once, scales are read by math (a warp of each set) or ordered and copied."""
+    """Bytes to and from shared memory for one tile: keys and their scales come, keys are read in
+    every pass and queries once, scales are read by math (a warp of each set) or ordered and copied,
+    and math warps read some weights again, a clock for four that all lanes get."""
     scales = _KEYS * _SCALE_BYTES
-    operands = (_KEYS + t.columns) * t.row_bytes
+    operands = (t.passes * _KEYS + t.columns) * t.row_bytes
     trips = _BLOCK_SCALE_TRIPS if t.scaled else t.sets
-    return t.k_bytes + operands + scales * (1 + trips)
+    weights = 4 * t.groups * t.read_again // 4 * SHARED_BYTES
+    return t.k_bytes + operands + scales * (1 + trips) + weights
 
 
 def read_counts(path: Path = COUNTS) -> dict[tuple[str, int, int], Counted]:
@@ -148,9 +150,8 @@ def columns_table(heads: int = 64, dim: int = 128) -> TextTable:
     """What the number of columns that share a key tile does to units that math does not use."""
     rows = []
     for kind in ELEMENTS:
-        for columns in (64, 128, 192, 256):
-            if kind != "fp8" and columns > 192:
-                continue  # with scales there is no room for a second accumulator
+        # With scales there is no room for two accumulators of 256: 512 are three passes.
+        for columns in (64, 128, 192, 256 if kind == "fp8" else 512):
             tile = tile_of(kind, heads, dim, columns=columns)
             a_pair = (tile.clocks[unit] / tile.pairs for unit in _BY_COLUMNS)
             accumulators = sm100_tiles.tiles(heads, dim, columns, ELEMENTS[kind]).slots

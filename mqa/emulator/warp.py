@@ -288,9 +288,9 @@ class Warp:
         if wait is not None:
             fragment.wait = wait
             return False
-        self.executed[fragment.pc] += 1
-        self.counts += 1
-        fragment.pc += 1
+        for _ in range(step.more):
+            self._pass(fragment)
+        self._pass(fragment)
         return True
 
     def _run_simple(

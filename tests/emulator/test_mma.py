@@ -10,6 +10,7 @@ import pytest
 from ptx_kernels import Array, kernel
 
 from mqa.emulator import EmulationError, Kind, PtxError, mma, run
+from mqa.emulator.executor import _load
 from mqa.emulator.scheduler import SCHEDULES
 from mqa.emulator.units import HalfSums
 from mqa.testing.accumulators import AMPERE_BF16, HOPPER_MMA_BF16
@@ -276,15 +277,19 @@ def ldmatrix(text: str, count: int, **how: object) -> tuple[Array, Array]:
     return out, rows
 
 
+LOADS = [
+    f"ldmatrix.sync.aligned.m8n8.x{count}{across}{space}.b16"
+    for count in (1, 2, 4)
+    for across in ("", ".trans")
+    for space in (".shared", ".shared::cta", "")
+]
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("space", [".shared", ".shared::cta", ""])
-@pytest.mark.parametrize("across", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_lanes_get_pairs_of_rows_or_of_columns(
-    count: int, across: bool, space: str, schedule: str
-) -> None:
-    opcode = f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' * across}{space}.b16"
-    text = loaded_text(opcode, at="%r9" if space else "%rd11")
+@pytest.mark.parametrize("opcode", LOADS)
+def test_lanes_get_pairs_of_rows_or_of_columns(opcode: str, schedule: str) -> None:
+    across, count = ".trans" in opcode, int(opcode.split(".x")[1][0])
+    text = loaded_text(opcode, at="%r9" if "shared" in opcode else "%rd11")
     got, rows = ldmatrix(text, count, schedule=schedule)
     given = rows[np.arange(32) ^ 3]
     for j in range(count):
@@ -425,15 +430,12 @@ def test_forms_that_are_none_are_errors(text: str) -> None:
 def test_ptxas_says_the_same_of_forms(assembles: Callable[[list[str]], None]) -> None:
     texts = [kernel(text, 0, target=target) for text in TAKEN for target in TARGETS[:1]]
     texts += [product_text(*form, target=target) for form in FORMS for target in TARGETS]
-    for text in texts[: len(TAKEN)]:
-        mma_module_loads(text)
-    assembles(texts)
+    texts += [loaded_text(load, at="%r9" if "shared" in load else "%rd11") for load in LOADS]
+    for text in texts:
+        _load(text, "k")
+    assembles([text for text in texts if TILE not in text])
+    for target in TARGETS:
+        assembles([text.replace("sm_80", target) for text in texts if TILE in text])
     for text in REFUSED:
         with pytest.raises(AssertionError):
             assembles([kernel(text, 0, target="sm_80")])
-
-
-def mma_module_loads(text: str) -> None:
-    from mqa.emulator.executor import _load
-
-    _load(text, "k")

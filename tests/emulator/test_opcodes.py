@@ -58,7 +58,8 @@ def written() -> set[str]:
     made = [case.body for case in test_isa.CASES] + test_products.TEXTS
     made += [test_tensor_copies.reduce_text(*x) for x in test_tensor_copies.GLOBAL]
     made += [test_tensor_copies.cluster_reduce_text(*x) for x in test_tensor_copies.SHARED_CASES]
-    made += test_tcgen05.texts() + [test_mma.product(*form) for form in test_mma.FORMS]
+    made += test_tcgen05.texts()
+    made += [test_mma.product(*form) for form in test_mma.FORMS] + test_mma.LOADS
     made += [test_tcgen05_pairs.pair_text(256), test_tcgen05_pairs.scaled_pair_text()]
     made += [case.body for case in test_sm100_forms.CASES] + test_sm100_alu.TEXTS
     made += [test_sm100_forms.reduce_text(name, kind) for name, kind, _ in test_sm100_forms.REDUCED]
@@ -89,7 +90,7 @@ def modes() -> Iterator[str]:
         yield from (f"mma.sync.m16n8k{depth}.row.col.{types}" for types in mma.TYPES)
     yield from (f"ldmatrix.sync.m8n8.{count}.shared.b16" for count in mma._MATRICES)
     yield from ("ldmatrix.sync.m8n8.x4.trans.shared.b16", "cp.async.ca.L2::cache_hint")
-    yield from ("bfe.s32", "bfe.u64", "bfi.b64")
+    yield from ("bfe.s32", "bfe.u32", "bfi.b32")
     yield from (f"tcgen05.mma.kind::{kind}" for kind in tcgen05_mma._KINDS)
     yield from (
         f"tcgen05.mma.kind::{kind}.block_scale{spelled and '.'}{spelled}"

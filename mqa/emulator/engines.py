@@ -293,6 +293,13 @@ def own_place(warp: Warp, address: int) -> int:
     return address & _OFFSET
 
 
+def own_places(warp: Warp, addresses: Array) -> Array:
+    """The same of several."""
+    if not np.count_nonzero(addresses >> RANK_SHIFT):
+        return addresses
+    return np.array([own_place(warp, address) for address in addresses.tolist()])
+
+
 def _tensor_store(b: Binder, at: Instruction, rank: int) -> Effect:
     return tensor_out(b, at, rank, lambda tile: None)
 
@@ -522,7 +529,7 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
 
     def run(warp: Warp, mask: int) -> None:
         which = lanes(mask)
-        places = np.array([own_place(warp, x) for x in target(warp)[which].tolist()])
+        places = own_places(warp, target(warp)[which])
         origins = source(warp)[which]
         counts = amount(warp)[which]
         if int(counts.max()) > size:
@@ -568,17 +575,19 @@ def _source_bytes(b: Binder, at: Instruction, size: int) -> Callable[[Warp], Arr
 def _gather(warp: Warp, origins: Array, counts: Array, size: int) -> Array:
     """[threads, size] bytes, zero where a thread reads fewer."""
     data = np.zeros((len(origins), size), np.uint8)
-    reads = counts > 0
-    if np.count_nonzero(reads):
-        memory = warp.cta.machine.memory
-        for byte in range(size):
-            these = np.flatnonzero(counts > byte)
-            if len(these):
-                places = origins[these] + byte
-                for which, buffer in buffers_of(memory, places, 1, "cp.async"):
-                    data[these[which], byte] = buffer.data[places[which] - buffer.origin]
-        if np.count_nonzero(origins[reads] % size):
-            raise Finding(Kind.MISALIGNED, f"cp.async of {size} bytes")
+    memory = warp.cta.machine.memory
+    if np.count_nonzero(origins[counts > 0] % size):
+        raise Finding(Kind.MISALIGNED, f"cp.async of {size} bytes")
+    whole = np.flatnonzero(counts == size)
+    for which, buffer in buffers_of(memory, origins[whole], size, "cp.async") if len(whole) else ():
+        first = (origins[whole][which] - buffer.origin) // 4
+        for word in range(size // 4):
+            data.view(np.uint32)[whole[which], word] = buffer.view(4)[first + word]
+    for byte in range(int(counts.max(where=counts < size, initial=0))):
+        these = np.flatnonzero((counts > byte) & (counts < size))
+        places = origins[these] + byte
+        for which, buffer in buffers_of(memory, places, 1, "cp.async"):
+            data[these[which], byte] = buffer.data[places[which] - buffer.origin]
     return data
 
 

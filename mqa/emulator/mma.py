@@ -16,9 +16,9 @@ import numpy as np
 from mqa.emulator import taint
 from mqa.emulator.alu import LANES, Binder, Slot, fail, storage
 from mqa.emulator.device import number_of
-from mqa.emulator.engines import own_place
+from mqa.emulator.engines import own_places
 from mqa.emulator.floats import Array
-from mqa.emulator.memory import RANK_SHIFT, WINDOWS
+from mqa.emulator.memory import WINDOWS
 from mqa.emulator.memory_access import load
 from mqa.emulator.parser import Instruction, Operand, Register, Vector
 from mqa.emulator.program import Effect, Step, addresses, effect
@@ -102,16 +102,55 @@ def _form(target: str, types: str, depth: int) -> Form:
     return Form(f"{types} of {target}", a, b, sums, depth, model)
 
 
+@dataclass(frozen=True)
+class Stacked:
+    """Matrices under each other, and what tells that sums with them are exact."""
+
+    values: Array
+    """Float64, [rows, K]."""
+    steps: tuple[Matrix, ...]
+    """A part for each step of K: sums of a step are cut before the next one."""
+    plain: bool
+    """All are finite."""
+    last: int
+    """Exponent of a bit that all are whole multiples of."""
+    largest: int
+    """Exponent of the largest one."""
+
+
 @functools.lru_cache(maxsize=2048)
-def _operand(raw: bytes, kind: str, depth: int, rows: int, step: int) -> tuple[Matrix, ...]:
-    """Matrices from the registers of one after the other, [matrices, registers, 32], under each
-    other; a part for each `step` of K, since sums of a step are cut before the next one."""
+def _operand(raw: bytes, kind: str, depth: int, rows: int, step: int) -> Stacked:
+    """An operand from the registers of its matrices, [matrices, registers, 32]."""
     row, k = (places_of_a if rows == ROWS else places_of_b)(depth)
     halves = np.frombuffer(raw, np.uint16).reshape(-1, *row.shape)
     bits = np.zeros((len(halves), rows, depth), np.uint16)
     bits[:, row, k] = halves
     values, least = decode(bits.tobytes(), len(halves) * rows, kind)
-    return tuple(matrix(values[:, i : i + step], least) for i in range(0, depth, step))
+    steps = tuple(matrix(values[:, i : i + step], least) for i in range(0, depth, step))
+    plain = all(one.finite and not np.count_nonzero(one.nan) for one in steps)
+    last = min(int(one.last.min()) for one in steps)
+    largest = max(int(one.largest.max()) for one in steps)
+    return Stacked(values, steps, plain, last, largest)
+
+
+_MOST_EXPONENT = 100
+"""Of terms that are far from float32's ends."""
+
+
+def _exact(a: Stacked, b: Stacked, start: Array, model: FusedTruncating) -> Array | None:
+    """a b^T + start if a look at the largest and the smallest terms tells that no sum on the way
+    is rounded; None where that takes more."""
+    last, largest = a.last + b.last, a.largest + b.largest
+    if not (a.plain and b.plain) or isinstance(model, HalfSums):
+        return None
+    if last < -_MOST_EXPONENT or largest > _MOST_EXPONENT or largest - last > model.bits:
+        return None
+    scaled = np.ldexp(start, -last)
+    # A term is below four times the power of two of its exponent.
+    most = a.values.shape[1] * 2.0 ** (largest + 2 - last) + float(np.abs(scaled).max())
+    if not most < 2.0**24 or np.count_nonzero(scaled != np.rint(scaled)):
+        return None
+    return np.asarray(a.values @ b.values.T + start) + 0.0
 
 
 @dataclass(frozen=True)
@@ -162,8 +201,10 @@ class Grid:
         b = _operand(_held(warp, self.b).tobytes(), form.b, form.depth, COLUMNS, step)
         total = np.zeros(self.size)
         total[self.row, self.column] = form.sums_of(_held(warp, self.c))
-        for one, other in zip(a, b, strict=True):
+        exact = _exact(a, b, total, form.model)
+        for one, other in zip(a.steps, b.steps, strict=True) if exact is None else ():
             total = summed(one, other, total, form.model)
+        total = total if exact is None else exact
         registers = form.registers_of(total[self.row, self.column])
         for (place, cast), value in zip(self.d, registers, strict=True):
             warp.write(place, cast(value) if cast else value, FULL)
@@ -357,9 +398,7 @@ def _rows(warp: Warp, given: Array, *, generic: bool) -> Array:
             bad = int(given[outside][0]) & (1 << 64) - 1
             raise Finding(Kind.OUT_OF_BOUNDS, f"ldmatrix at {bad:#x}, not in shared memory")
         given = given - WINDOWS["shared"]
-    if np.count_nonzero(given >> RANK_SHIFT):
-        return np.array([own_place(warp, place) for place in given.tolist()])
-    return given
+    return own_places(warp, given)
 
 
 def _dealt(elements: Array, *, across: bool) -> Array:

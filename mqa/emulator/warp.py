@@ -288,9 +288,12 @@ class Warp:
         if wait is not None:
             fragment.wait = wait
             return False
-        for _ in range(step.more):
-            self._pass(fragment)
-        self._pass(fragment)
+        if step.more:
+            for _ in range(step.more):
+                self._pass(fragment)
+        self.executed[fragment.pc] += 1
+        self.counts += 1
+        fragment.pc += 1
         return True
 
     def _run_simple(

@@ -372,6 +372,37 @@ def test_what_was_never_written_goes_through_products_to_its_sums_alone() -> Non
         assert "%r30 decides, and comes from tile + 48" in str(caught.value)
 
 
+SPOILED = {
+    # A register of lane 8, which holds group 2: lanes that get sums with it, by register of D.
+    "%r10": {30: range(8, 12), 31: range(8, 12)},
+    "%r11": {32: range(8, 12), 33: range(8, 12)},
+    "%r14": {30: range(1, 32, 4), 32: range(1, 32, 4)},
+    "%r15": {30: range(1, 32, 4), 32: range(1, 32, 4)},
+    "%r17": {31: range(8, 9)},
+}
+
+
+@pytest.mark.parametrize("register", SPOILED)
+def test_a_term_that_was_never_written_spoils_its_sums_alone(register: str) -> None:
+    """A's row, B's column, C's element."""
+    zeros = "".join(f"mov.b32 %r{i}, 0;\n" for i in range(10, 20))
+    load = f"setp.eq.u32 %p1, %r0, 8;\n@%p1 ld.shared.b32 {register}, [tile];\n"
+    body = zeros + load + product("f32.bf16.bf16.f32", 16)
+    for sums in range(30, 34):
+        bad = SPOILED[register].get(sums, ())
+        mask = sum(1 << lane for lane in bad)
+        select = f"shr.b32 %r5, {~mask & 0xFFFFFFFF}, %r0;\nand.b32 %r5, %r5, 1;\n"
+        select += "setp.ne.u32 %p2, %r5, 0;\n@%p2 "
+        store = f"st.global.b32 [%rd0], %r{sums};\n"
+        args = [np.zeros(1, np.uint32)]
+        run(kernel(body + select + store, 1, shared=TILE, target="sm_80"), "k", 1, 32, args)
+        for lane in bad:
+            one = f"setp.eq.u32 %p2, %r0, {lane};\n@%p2 "
+            with pytest.raises(EmulationError) as caught:
+                run(kernel(body + one + store, 1, shared=TILE, target="sm_80"), "k", 1, 32, args)
+            assert caught.value.report.kind is Kind.UNWRITTEN
+
+
 REFUSED = [
     (
         "mma.sync.aligned.m16n8k16.row.row.f32.bf16.bf16.f32 {%f1,%f2,%f3,%f4}, {%r1,%r2,%r3,%r4}, "

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from ptx_kernels import Array, kernel
+from test_isa import values_of
 
 from mqa.emulator import EmulationError, Kind, PtxError, mma, run
 from mqa.emulator.executor import _load
@@ -145,6 +146,39 @@ def test_sums_are_those_of_the_accumulator_model(target: str, model: object) -> 
     got = multiply("f32.bf16.bf16.f32", a, b, c, target)
     assert np.array_equal(got, loop_of_c(want, half=False))
     assert not np.array_equal(want, a @ b.T + c)
+
+
+KINDS_OF_VALUES: list[Callable[[tuple[int, int]], Array]] = [
+    lambda shape: RANDOM.integers(-4, 5, shape) * 1.0,
+    lambda shape: RANDOM.integers(-4, 5, shape) * 2.0 ** RANDOM.integers(-12, 12, shape),
+    lambda shape: RANDOM.normal(size=shape) * 2.0 ** RANDOM.integers(-3, 4),
+    lambda shape: np.where(RANDOM.random(shape) < 0.5, 0.0, -0.0),
+    lambda shape: RANDOM.integers(-8, 9, shape) * 2.0 ** RANDOM.choice([-130, -24]),
+    lambda shape: RANDOM.integers(-8, 9, shape) * 2.0 ** RANDOM.choice([10, 60, 120]),
+    lambda shape: RANDOM.choice([1.0, 2.0, np.inf, -np.inf], shape, p=[0.5, 0.48, 0.01, 0.01]),
+]
+"""Small numbers, wide ranges, numbers that are cut, zeros, subnormals, large ones, infinities."""
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS_OF_VALUES)))
+@pytest.mark.parametrize("types", mma.TYPES)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_sums_of_all_values_are_those_of_the_model(types: str, kind: int, target: str) -> None:
+    half, name = types.startswith("f16"), types.split(".")[1]
+    model = mma.model_of(target, name)
+    model = HalfSums(model.bits, model.k, model.min_exponent) if half else model
+    for other in range(len(KINDS_OF_VALUES)):
+        with np.errstate(over="ignore", invalid="ignore"):
+            a, b, c = (
+                values_of(halves(KINDS_OF_VALUES[which](shape), name), name)
+                for which, shape in ((kind, (16, 16)), (other, (8, 16)), (kind, (16, 8)))
+            )
+            c = c.astype(np.float16).astype(np.float64) if half else c
+            want = loop_of_c(model.dots(a, b, c), half=half)
+        got = multiply(types, a, b, c, target)
+        dtype = np.float16 if half else np.float32
+        assert np.array_equal(got.view(dtype), want.view(dtype), equal_nan=True)
+        assert not np.signbit(got.view(dtype)[got.view(dtype) == 0]).any()
 
 
 def test_eight_products_at_a_time_on_ampere_and_sixteen_on_hopper() -> None:

@@ -163,12 +163,6 @@ class Product:
     c: tuple[Slot, ...]
     d: tuple[Slot, ...]
 
-    def needs(self, other: Product) -> bool:
-        """Whether it cannot be formed before the other one, or together with it."""
-        mine, theirs = ({place for place, _ in (*x.a, *x.b, *x.c)} for x in (self, other))
-        written, before = ({place for place, _ in x.d} for x in (self, other))
-        return bool(mine & before or written & (theirs | before))
-
 
 def _held(warp: Warp, slots: Sequence[Slot]) -> Array:
     """Bits of registers, [registers, 32]."""
@@ -211,17 +205,40 @@ class Grid:
 
 
 def _grids(products: Sequence[Product]) -> list[Grid]:
-    """Products that do not need each other: as few grids as are seen at once."""
-    alike: dict[object, list[Product]] = {}
+    """Products that do not need each other: one grid, or one for each A."""
+    if _is_grid(products):
+        return [Grid(products)]
+    alike: dict[Any, list[Product]] = {}
     for product in products:
-        alike.setdefault(product.form.name, []).append(product)
-    for name, group in [*alike.items()]:
-        pairs = {(one.a, one.b) for one in group}
-        if len(pairs) != len({one.a for one in group}) * len({one.b for one in group}):
-            del alike[name]
-            for one in group:
-                alike.setdefault((name, one.a), []).append(one)
-    return [Grid(group) for group in alike.values()]
+        alike.setdefault((product.form.name, product.a), []).append(product)
+    groups = [[x] if _is_grid(x) else [[one] for one in x] for x in alike.values()]
+    return [Grid(group) for parts in groups for group in parts]
+
+
+def _is_grid(products: Sequence[Product]) -> bool:
+    """Whether each A meets each B, once."""
+    rows, columns, forms = ({getattr(x, name) for x in products} for name in ("a", "b", "form"))
+    pairs = {(one.a, one.b) for one in products}
+    return len(forms) == 1 and len(products) == len(pairs) == len(rows) * len(columns)
+
+
+def _levels(products: Sequence[Product]) -> list[list[Product]]:
+    """Products by who needs whose sums, or writes what another one reads or writes."""
+    levels: list[list[Product]] = []
+    written: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for product in products:
+        reads, writes = (
+            {at for at, _ in x} for x in (product.a + product.b + product.c, product.d)
+        )
+        before = [written.get(at, -1) for at in reads] + [used.get(at, -1) for at in writes]
+        level = max(before) + 1
+        levels[level:] = levels[level:] or [[]]
+        levels[level].append(product)
+        written.update(dict.fromkeys(writes, level))
+        for at in reads | writes:
+            used[at] = max(used.get(at, -1), level)
+    return levels
 
 
 class Products:
@@ -229,13 +246,7 @@ class Products:
 
     def __init__(self, products: Sequence[Product]) -> None:
         self.products = products
-        levels: list[list[Product]] = []
-        for product in products:
-            needed = (i for i, level in enumerate(levels) if any(map(product.needs, level)))
-            place = max(needed, default=-1) + 1
-            levels[place:] = levels[place:] or [[]]
-            levels[place].append(product)
-        self._grids = [grid for level in levels for grid in _grids(level)]
+        self._grids = [grid for level in _levels(products) for grid in _grids(level)]
         self._alone = [Grid([product]) for product in products]
 
     def __call__(self, warp: Warp, mask: int) -> Wait | None:

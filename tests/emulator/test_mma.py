@@ -245,6 +245,43 @@ def test_products_that_need_each_other_are_formed_in_order() -> None:
     assert np.array_equal(out, np.concatenate([loop_of_c(x, half=False) for x in want]))
 
 
+def test_equal_factors_with_other_terms_have_sums_of_their_own() -> None:
+    """Two products of the same A and B, which nothing keeps apart but C and D."""
+    one, other = (product("f32.bf16.bf16.f32", 16, d=d, c=c) for d, c in ((30, 16), (40, 20)))
+    body = "".join(f"mov.b32 %r{i}, 0x3F803F80;\n" for i in range(10, 16))
+    body += "".join(f"mov.b32 %r{i}, {0 if i < 20 else 0x40000000};\n" for i in range(16, 24))
+    body += one + other + "st.global.b32 [%rd0], %r30;\nst.global.b32 [%rd0+4], %r40;\n"
+    out = np.zeros(2, np.float32)
+    run(kernel(body, 1, target="sm_80"), "k", 1, 32, [out])
+    assert out.tolist() == [16, 18]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_products_formed_together_give_what_one_after_the_other_gives(seed: int) -> None:
+    """Of few registers, so that they need each other in all ways."""
+    random = np.random.default_rng(seed)
+    body = "".join(f"cvt.rn.f32.u32 %f{i}, %r0;\n" for i in range(8))
+    body += "".join(f"mov.b32 %r{i}, {random.integers(0x3F80, 0x4080)};\n" for i in range(10, 14))
+    opcode = "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32"
+    lines = []
+    for _ in range(12):
+        d, c = (registers("f", 4 * random.integers(2), 4) for _ in range(2))
+        a, b = (
+            registers("r", 10 + random.integers(2), 2),
+            registers("r", 12 + random.integers(2), 1),
+        )
+        lines.append(f"{opcode} {d}, {a}, {b}, {c};\n")
+    stores = "mul.wide.u32 %rd20, %r0, 4;\nadd.s64 %rd21, %rd0, %rd20;\n"
+    stores += "".join(f"st.global.f32 [%rd21+{128 * i}], %f{i};\n" for i in range(8))
+    found = []
+    for between in ("", "bar.warp.sync 0xffffffff;\n"):
+        out = np.zeros((8, 32), np.float32)
+        run(kernel(body + between.join(lines) + stores, 1, target="sm_80"), "k", 1, 32, [out])
+        found.append(out)
+    assert np.array_equal(*found)
+    assert np.isfinite(found[0]).all()
+
+
 def test_all_threads_take_part() -> None:
     types = "f32.bf16.bf16.f32"
     for before, said in (

@@ -80,6 +80,8 @@ class Binder:
         """Of variables: addresses, and the state spaces that they lie in."""
         self.ranked = False
         """Whether addresses of shared variables carry the rank of their CTA."""
+        self.target = ""
+        """The module's."""
         self.constants: dict[int, Array] = {}
         self.special: dict[str, int] = {}
         self._known: dict[tuple[int, str], int] = {}
@@ -679,9 +681,8 @@ def bfind(b: Binder, at: Instruction) -> Function:
 
 @opcode("bfi", "bfe")
 def bit_field(b: Binder, at: Instruction) -> Function:
+    """With a sign the field's highest bit is repeated above it: that of the last bit there is."""
     _, kind = modifiers(at)
-    if kind[0] == "s":
-        fail(at, f"type .{kind} is not modelled")
     *values, start, length = at.operands[1:]
     bits, dtype = 8 * BYTES[kind], DTYPES[kind]
 
@@ -698,7 +699,11 @@ def bit_field(b: Binder, at: Instruction) -> Function:
 
     def extract(x: Array, start: Array, length: Array) -> Array:
         first, ones = field(start, length)
-        return (x.astype(object) >> first & ones).astype(dtype)
+        if kind[0] != "s":
+            return (x.astype(object) >> first & ones).astype(dtype)
+        # Below the sign bit Python's shifts repeat it, so a field past the end is of signs alone.
+        found = x.astype(object) >> first & ones
+        return np.where(found > ones >> 1, found - ones - 1, found).astype(dtype)
 
     sources = [b.source(value, kind, at) for value in values]
     sources += [b.source(start, "u32", at), b.source(length, "u32", at)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,29 +10,58 @@ if TYPE_CHECKING:
     from mqa.emulator.program import Program
 
 
+KIB = 1024
+SHARED_RESERVED = KIB
+"""What the system takes of each CTA's shared memory."""
+
+
 @dataclass(frozen=True)
 class Device:
-    """A GPU. What an SM holds is the same for all that are known here."""
+    """A GPU, and what an SM of it holds."""
 
     name: str
     sms: int
+    warps_of_sm: int = 64
+    ctas_of_sm: int = 32
+    shared_of_sm: int = 228 * KIB
+    clusters: bool = True
+    """Whether CTAs can be launched as clusters."""
+
+    @property
+    def shared_of_cta(self) -> int:
+        """Static and dynamic shared memory that one CTA can have."""
+        return self.shared_of_sm - SHARED_RESERVED
 
 
 H200, B200 = Device("H200", 132), Device("B200", 148)
+DEVICES = {
+    80: Device("A100", 108, shared_of_sm=164 * KIB, clusters=False),
+    86: Device("RTX 3090", 82, 48, 16, 100 * KIB, clusters=False),
+    87: Device("Jetson AGX Orin", 16, 48, 16, 164 * KIB, clusters=False),
+    89: Device("RTX 4090", 128, 48, 24, 100 * KIB, clusters=False),
+    90: H200,
+    100: B200,
+    103: B200,
+    120: Device("RTX 5090", 170, 48, 24, 100 * KIB),
+    121: Device("GB10", 48, 48, 24, 100 * KIB),
+}
+"""The GPU that modules of a target run on, by the target's number. Sizes are those that NVIDIA's
+tables of compute capabilities and data sheets have; none was measured but the H200's."""
 WARP_THREADS = 32
-CTAS_OF_SM = 32
-WARPS_OF_SM = 64
 REGISTERS_OF_SM = 65536
 """A CTA can have all of them."""
-SHARED_OF_SM = 228 * 1024
-SHARED_RESERVED = 1024
-"""What the system takes of each CTA's shared memory."""
 _REGISTER_STEP = 8
 
 
+def number_of(target: str) -> int:
+    """The number of a module's target, such as 90 of sm_90a; 0 if it has none."""
+    found = re.fullmatch(r"sm_(\d+)[af]?", target)
+    return int(found[1]) if found else 0
+
+
 def device_of(target: str) -> Device:
-    """The GPU that a module's target is run on."""
-    return B200 if target.startswith("sm_10") else H200
+    """The GPU that a module's target is run on; KeyError for one that is not modelled."""
+    return DEVICES[number_of(target)]
 
 
 def launch_registers(program: Program, threads: int) -> int:
@@ -59,10 +89,11 @@ def resident_ctas(program: Program, threads: int, shared: int) -> int:
 
     Registers limit only kernels whose PTX tells how many they take, by .maxnreg or setmaxnreg.
     """
+    device = program.device
     limits = [
-        CTAS_OF_SM,
-        WARPS_OF_SM // _warps(threads),
-        SHARED_OF_SM // (shared + SHARED_RESERVED),
+        device.ctas_of_sm,
+        device.warps_of_sm // _warps(threads),
+        device.shared_of_sm // (shared + SHARED_RESERVED),
     ]
     known = "maxnreg" in program.entry.directives or any(
         at.parts[0] == "setmaxnreg" for at in program.instructions
@@ -70,7 +101,7 @@ def resident_ctas(program: Program, threads: int, shared: int) -> int:
     if known:
         taken = pool_of(launch_registers(program, threads), threads)
         limits.append(REGISTERS_OF_SM // taken)
-    return max(program.device.sms * min(limits), 1)
+    return max(device.sms * min(limits), 1)
 
 
 def _warps(threads: int) -> int:

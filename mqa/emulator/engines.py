@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mqa.cuda.tensor_map import ADDRESS_BYTES, DESCRIPTOR_BYTES, TensorMap
-from mqa.emulator.alu import Binder, fail
+from mqa.emulator.alu import LANES, Binder, fail
 from mqa.emulator.floats import Array
 from mqa.emulator.machine import Operation
 from mqa.emulator.memory import (
@@ -30,7 +30,7 @@ from mqa.emulator.memory import (
 )
 from mqa.emulator.memory_access import buffers_of
 from mqa.emulator.order import Seen, merge
-from mqa.emulator.parser import Address, Instruction
+from mqa.emulator.parser import Address, Instruction, Negated
 from mqa.emulator.program import Effect, addresses, effect, number, values
 from mqa.emulator.reports import Finding, Kind
 from mqa.emulator.sync import MBarrier, barrier_at, barrier_places
@@ -293,6 +293,13 @@ def own_place(warp: Warp, address: int) -> int:
     return address & _OFFSET
 
 
+def own_places(warp: Warp, addresses: Array) -> Array:
+    """The same of several."""
+    if not np.count_nonzero(addresses >> RANK_SHIFT):
+        return addresses
+    return np.array([own_place(warp, address) for address in addresses.tolist()])
+
+
 def _tensor_store(b: Binder, at: Instruction, rank: int) -> Effect:
     return tensor_out(b, at, rank, lambda tile: None)
 
@@ -511,24 +518,22 @@ def bulk_prefetch(b: Binder, at: Instruction) -> Effect:
 
 @effect("cp.async.ca", "cp.async.cg")
 def cp_async(b: Binder, at: Instruction) -> Effect:
-    if not {"ca", "cg", "shared", "shared::cta", "global", "L2::128B"}.issuperset(at.parts[2:]):
-        fail(at, "this form is not modelled")
     target, source = (
         addresses(b, at.operands[0], at, "u32"),
         addresses(b, at.operands[1], at, "u64"),
     )
     size = number(at.operands[2], at)
-    amount = values(b, at.operands[3], "u32", at) if len(at.operands) > 3 else None
-    if len(at.operands) > 3 and getattr(at.operands[3], "type", "") == "pred":
-        fail(at, "a predicate that ignores the source is not modelled")
     if size not in (4, 8, 16):
         fail(at, f"{size} bytes, expected 4, 8 or 16")
+    amount = _source_bytes(b, at, size)
 
     def run(warp: Warp, mask: int) -> None:
         which = lanes(mask)
-        places = np.array([own_place(warp, x) for x in target(warp)[which].tolist()])
+        places = own_places(warp, target(warp)[which])
         origins = source(warp)[which]
-        counts = amount(warp)[which] if amount else np.full(len(places), size)
+        counts = amount(warp)[which]
+        if int(counts.max()) > size:
+            raise Finding(Kind.OUT_OF_BOUNDS, f"cp.async of {int(counts.max())} bytes into {size}")
         shared = warp.cta.shared
         shared.check(places, size, "cp.async")
         offsets = places - shared.start
@@ -554,20 +559,35 @@ def cp_async(b: Binder, at: Instruction) -> Effect:
     return run
 
 
+def _source_bytes(b: Binder, at: Instruction, size: int) -> Callable[[Warp], Array]:
+    """Reader of the bytes that each thread reads of its source; the rest of its `size` are zero."""
+    given = at.operands[3] if len(at.operands) - ("L2::cache_hint" in at.parts) > 3 else None
+    if given is None:
+        every = np.full(LANES, size)
+        return lambda warp: every
+    predicate = given.register if isinstance(given, Negated) else given
+    if getattr(predicate, "type", "") != "pred":
+        return values(b, given, "u32", at)
+    ignored = values(b, given, "pred", at)
+    return lambda warp: np.where(ignored(warp), 0, size)
+
+
 def _gather(warp: Warp, origins: Array, counts: Array, size: int) -> Array:
     """[threads, size] bytes, zero where a thread reads fewer."""
     data = np.zeros((len(origins), size), np.uint8)
-    reads = counts > 0
-    if np.count_nonzero(reads):
-        memory = warp.cta.machine.memory
-        for byte in range(size):
-            these = np.flatnonzero(counts > byte)
-            if len(these):
-                places = origins[these] + byte
-                for which, buffer in buffers_of(memory, places, 1, "cp.async"):
-                    data[these[which], byte] = buffer.data[places[which] - buffer.origin]
-        if np.count_nonzero(origins[reads] % size):
-            raise Finding(Kind.MISALIGNED, f"cp.async of {size} bytes")
+    memory = warp.cta.machine.memory
+    if np.count_nonzero(origins[counts > 0] % size):
+        raise Finding(Kind.MISALIGNED, f"cp.async of {size} bytes")
+    whole = np.flatnonzero(counts == size)
+    for which, buffer in buffers_of(memory, origins[whole], size, "cp.async") if len(whole) else ():
+        first = (origins[whole][which] - buffer.origin) // 4
+        for word in range(size // 4):
+            data.view(np.uint32)[whole[which], word] = buffer.view(4)[first + word]
+    for byte in range(int(counts.max(where=counts < size, initial=0))):
+        these = np.flatnonzero((counts > byte) & (counts < size))
+        places = origins[these] + byte
+        for which, buffer in buffers_of(memory, places, 1, "cp.async"):
+            data[these[which], byte] = buffer.data[places[which] - buffer.origin]
     return data
 
 

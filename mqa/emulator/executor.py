@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mqa.cuda.plan import MAX_SHARED_BYTES, Plan, Role, SharedPart
+from mqa.cuda.plan import Plan, Role, SharedPart
 from mqa.cuda.tensor_map import TensorMap
 from mqa.emulator import parser
 from mqa.emulator.device import REGISTERS_OF_SM, launch_registers, pool_of
@@ -99,8 +99,8 @@ def run(
     """Execute a kernel on the CPU.
 
     Args:
-        ptx: What NVRTC or nvcc made of the kernel, for sm_90a or sm_100f: its target says which
-            GPU it runs on, an H200 or a B200.
+        ptx: What NVRTC or nvcc made of the kernel, for sm_80 or later: its target says which GPU
+            it runs on, such as an H200 for sm_90a or a B200 for sm_100f.
         entry: Name of the kernel in it; None where there is only one.
         grid: CTAs, up to three dimensions.
         block: Threads of a CTA.
@@ -321,6 +321,8 @@ def _check_launch(
     required = directives.get("reqntid")
     if required is not None and block != _three(required):
         raise ValueError(f"block={block}, expected {_three(required)}, which the kernel requires")
+    if ctas > 1 and not program.device.clusters:
+        raise ValueError(f"cluster={cluster}, expected none: {program.device.name} has no clusters")
     if not 1 <= ctas <= MOST_CLUSTER_CTAS:
         raise ValueError(f"cluster={cluster}, expected 1 to {MOST_CLUSTER_CTAS} CTAs")
     for name, sizes, most_sizes in (
@@ -336,8 +338,9 @@ def _check_launch(
     if registers > REGISTERS_OF_SM:
         raise ValueError(f"{registers} registers of a CTA, expected at most {REGISTERS_OF_SM}")
     shared = program.layout.static_shared + smem_bytes
-    if shared > MAX_SHARED_BYTES:
-        raise ValueError(f"{shared} bytes of shared memory, expected at most {MAX_SHARED_BYTES}")
+    most_shared = program.device.shared_of_cta
+    if shared > most_shared:
+        raise ValueError(f"{shared} bytes of shared memory, expected at most {most_shared}")
 
 
 def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:

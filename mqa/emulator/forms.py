@@ -44,7 +44,10 @@ _FENCE = re.compile(
     r"|membar\.(cta|gl|sys)"
 )
 _SHF = re.compile(r"shf\.[lr]\.(wrap|clamp)\.b32")
-_CP_ASYNC = re.compile(r"cp\.async\.c[ag]\.shared(::cta)?\.global(\.L2::\w+)*")
+_CP_ASYNC = re.compile(
+    r"cp\.async\.c[ag]\.shared(::cta)?\.global(?!.*(L2::\d+B.*){2})"
+    r"(\.L2::(cache_hint|64B|128B|256B)){0,2}"
+)
 
 
 def check(at: Instruction, key: str) -> None:
@@ -159,6 +162,12 @@ def _cp_async(at: Instruction) -> None:
     size = at.operands[2]
     if at.parts[2] == "cg" and isinstance(size, Immediate) and size.value != 16:
         fail(at, f"{size} bytes, expected 16 with .cg")
+    *rest, last = at.operands[3:] or (None,)
+    hint = "L2::cache_hint" in at.parts
+    if len(rest) + (last is not None) - hint not in (0, 1):
+        fail(at, f"{len(at.operands)} operands, expected {3 + hint} or {4 + hint}")
+    if hint and last is not None:
+        _wide(at, last, 8)
 
 
 def _bulk(at: Instruction) -> None:
@@ -299,6 +308,7 @@ _RULES: dict[str, Callable[[Instruction], None]] = {
     "mbarrier": _mbarrier,
     **dict.fromkeys(("bar", "barrier"), _barrier),
     **dict.fromkeys(("cp.async.ca", "cp.async.cg"), _cp_async),
+    **dict.fromkeys(("mma.sync.aligned", "ldmatrix.sync.aligned"), _nothing),
     **dict.fromkeys(("cp.async.bulk.wait_group", "cp.async.wait_group"), _whole),
     "wgmma.wait_group": _whole,
     **dict.fromkeys(("cp.async.bulk.commit_group", "cp.async.bulk.prefetch"), _nothing),

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mqa.emulator.alu import fail, storage
+from mqa.emulator.device import DEVICES, number_of
 from mqa.emulator.parser import (
     BYTES,
     Immediate,
@@ -165,8 +166,10 @@ _RULES: dict[str, tuple[Iterable[int], set[str] | None]] = {
     "tcgen05.fence::before_thread_sync": ((0,), set()),
     "tcgen05.fence::after_thread_sync": ((0,), set()),
     "tcgen05.commit": ((1, 2), None),
-    "cp.async.ca": ((3, 4), None),
-    "cp.async.cg": ((3, 4), None),
+    "mma.sync.aligned": ((4,), None),
+    "ldmatrix.sync.aligned": ((2,), None),
+    "cp.async.ca": ((3, 4, 5), None),
+    "cp.async.cg": ((3, 4, 5), None),
     "cp.async.mbarrier.arrive": ((1,), {"noinc", "b64", *_SPACES}),
     "cp.async.commit_group": ((0,), set()),
     "cp.async.wait_group": ((1,), set()),
@@ -220,7 +223,8 @@ class Need(NamedTuple):
     """Where their number tells the form."""
 
 
-LATER, FAMILY = "sm_100 or later", "sm_100a, sm_100f or later"
+EIGHTY_SIX, EIGHTY_NINE, NINETY, LATER = (f"sm_{n} or later" for n in (86, 89, 90, 100))
+FAMILY = "sm_100a, sm_100f or later"
 NEEDS: dict[str, tuple[Need, ...]] = {
     "wgmma": (Need("", "sm_90a"),),
     "setmaxnreg": (Need("", f"sm_90a, {FAMILY}"),),
@@ -229,54 +233,99 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need(r".*(scale_vec|shift)", "sm_100a, sm_103a"),
         Need("", FAMILY),
     ),
-    "add": (Need(r".*f32x2", LATER), Need(r".*f32\.b?f16", LATER)),
-    "sub": (Need(r".*f32x2", LATER), Need(r".*f32\.b?f16", LATER)),
-    "mul": (Need(r".*f32x2", LATER),),
+    **dict.fromkeys(
+        ("add", "sub"),
+        (
+            Need(r".*f32x2", LATER),
+            Need(r".*f32\.b?f16", LATER),
+            Need(r".*(bf16|[su]16x2)", NINETY),
+        ),
+    ),
+    "mul": (Need(r".*f32x2", LATER), Need(r".*bf16", NINETY)),
     "fma": (Need(r".*f32x2", LATER), Need(r".*f32\.b?f16", LATER)),
-    "max": (Need(r".*f32", LATER, 4),),
-    "min": (Need(r".*f32", LATER, 4),),
+    **dict.fromkeys(
+        ("max", "min"),
+        (
+            Need(r".*f32", LATER, 4),
+            Need(r".*([su]16x2|relu)", NINETY),
+            Need(r".*(xorsign|abs)", EIGHTY_SIX),
+        ),
+    ),
+    **dict.fromkeys(("set", "setp", "ex2", "tanh"), (Need(r".*bf16", NINETY),)),
     "cvt": (
         Need(r".*(e2m1|e2m3|e3m2|ue8m0)x2", FAMILY),
         Need(r".*r[nz]\..*satfinite\.tf32", LATER),
+        Need(r".*r[nz]\..*tf32", NINETY),
+        Need(r".*\.bf16\.(?!f32)", NINETY),
+        Need(r".*\.(?!f32\.)\w+\.bf16\Z", NINETY),
+        Need(r".*(e4m3|e5m2)x2", EIGHTY_NINE),
     ),
     "redux": (Need(r".*f32", FAMILY),),
-    "ld": (Need(r".*(v8\.|v4\.[busf]64)", LATER), Need(r".*L2::evict_", LATER)),
+    "ld": (
+        Need(r".*(v8\.|v4\.[busf]64)", LATER),
+        Need(r".*L2::evict_", LATER),
+        Need(r".*cluster", NINETY),
+    ),
     "st": (
         Need(r".*(v8\.|v4\.[busf]64)", LATER),
         Need(r".*L2::evict_", LATER),
         Need(r"\.bulk", LATER),
+        Need(r".*cluster", NINETY),
     ),
-    "cp": (Need(r".*cp_mask", LATER), Need(r".*cta_group::", FAMILY)),
+    **dict.fromkeys(("atom", "red"), (Need(r".*(cluster|bf16|\.v[248]\.)", NINETY),)),
+    "mbarrier": (
+        Need(r".*(try_wait|expect_tx|complete_tx|relaxed|cluster)", NINETY),
+        Need(r"\.arrive(?!.*noComplete)", NINETY, 3),
+    ),
+    "cp": (
+        Need(r".*cp_mask", LATER),
+        Need(r".*cta_group::", FAMILY),
+        Need(r"\.(async\.bulk|reduce)", NINETY),
+    ),
+    "fence": (Need(r".*(async|cluster|mbarrier_init)", NINETY),),
+    **dict.fromkeys(("barrier", "isspacep"), (Need(r".*cluster", NINETY),)),
+    "prefetch": (Need(r".*tensormap", NINETY),),
+    **dict.fromkeys(("mapa", "getctarank", "elect", "griddepcontrol"), (Need("", NINETY),)),
 }
-"""By the first word of the opcode; others are those of every target from sm_90 on."""
-_TARGET = re.compile(r"sm_(\d+)([af]?)")
+"""By the first word of the opcode; others are those of every target from sm_80 on."""
+TARGETS = (
+    *(f"sm_{number}" for number in DEVICES),
+    "sm_90a",
+    *(f"sm_{number}{suffix}" for number in (100, 103) for suffix in "af"),
+)
+_CLUSTER_REGISTERS = ("%cluster", "%ncluster", "%is_explicit_cluster")
 
 
 @functools.cache
 def families(target: str) -> frozenset[str]:
-    """What a module's target has of the targets that `NEEDS` names; none if it is not modelled.
-
-    Modules of targets before sm_90 run on a GPU of sm_90.
-    """
-    found = _TARGET.fullmatch(target)
-    number = int(found[1]) if found else 0
-    narrow = bool(found and found[2])
-    if number in (100, 103):
-        alone = {"sm_100a, sm_103a", target} if found and found[2] == "a" else set()
-        return frozenset({LATER, FAMILY, f"sm_90a, {FAMILY}", *alone} if narrow else {LATER})
-    if 50 <= number <= 90 and not (narrow and number < 90):
-        return frozenset({"sm_90", *({"sm_90a", f"sm_90a, {FAMILY}"} if narrow else ())})
-    return frozenset()
+    """What a module's target has of the targets that `NEEDS` names; "sm_80" for each that is
+    modelled, and nothing for others."""
+    if target not in TARGETS:
+        return frozenset()
+    number, suffix = number_of(target), target[-1] if target[-1] in "af" else ""
+    found = {f"sm_{n} or later" for n in (86, 89, 90, 100) if n <= number} | {"sm_80"}
+    if number == 90 and suffix:
+        found |= {"sm_90a", f"sm_90a, {FAMILY}"}
+    elif suffix:
+        found |= {FAMILY, f"sm_90a, {FAMILY}"}
+        found |= {"sm_100a, sm_103a", target} if suffix == "a" else set()
+    return frozenset(found)
 
 
 def check_target(at: Instruction, target: str) -> None:
     """Raise PtxError if the instruction is none of the module's target."""
+    known = families(target)
     for need in NEEDS.get(at.parts[0], ()):
         if need.operands not in (None, len(at.operands)):
             continue
         rest = at.opcode[len(at.parts[0]) :]
-        if need.target not in families(target) and re.match(need.form, rest):
+        if need.target not in known and re.match(need.form, rest):
             fail(at, f"needs {need.target}, .target is {target}")
+    if NINETY in known:
+        return
+    for operand in at.operands:
+        if isinstance(operand, Symbol) and operand.name.startswith(_CLUSTER_REGISTERS):
+            fail(at, f"{operand.name} needs {NINETY}, .target is {target}")
 
 
 def _listed(counts: Iterable[int]) -> str:

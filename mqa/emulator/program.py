@@ -79,6 +79,8 @@ class Step:
     targets: tuple[int, ...] = ()
     """Of a branch by an index."""
     index: Callable[[Warp], Any] | None = None
+    more: int = 0
+    """Instructions after this one that the effect executes too."""
 
 
 class Run(NamedTuple):
@@ -163,15 +165,19 @@ class Program:
     def __init__(self, module: Module, entry: Entry) -> None:
         # They register what they bind.
         from mqa.emulator import calls, engines, memory_access, reductions, special  # noqa: F401
-        from mqa.emulator import remote, sync, tcgen05, tcgen05_mma, wgmma  # noqa: F401
+        from mqa.emulator import mma, remote, sync, tcgen05, tcgen05_mma, wgmma  # noqa: F401
 
         if not grammar.families(module.target):
-            raise PtxError(f".target is {module.target or '(none)'}, expected sm_90a or sm_100f")
+            known = ", ".join(grammar.TARGETS)
+            raise PtxError(f".target is {module.target or '(none)'}, expected one of {known}")
         self.module, self.entry = module, entry
         self.device = device_of(module.target)
+        if not self.device.clusters and "reqnctapercluster" in entry.directives:
+            raise PtxError(f".reqnctapercluster needs {grammar.NINETY}, .target is {module.target}")
         _check_initial(module, entry)
         self.layout = _lay_out(module, entry)
         self.binder = Binder(entry.registers, self.layout.symbols, self.layout.spaces)
+        self.binder.target = module.target
         self.binder.ranked = any(_names_pairs(at) for at in entry.instructions)
         self.instructions = entry.instructions
         self.sources = [_registers_of(i) for i in self.instructions]
@@ -187,6 +193,8 @@ class Program:
             self.steps.append(self._bind(i, instruction))
         self.steps.append(Step(_nothing, None, exits=True))
         self._join_runs()
+        if not any(at.parts[0] in ("wgmma", "tcgen05") for at in self.instructions):
+            mma.join(self.steps, self.entry.starts)  # else registers may be pending
 
     def place(self, index: int) -> tuple[int, str, str]:
         """PTX line, opcode and CUDA source line of an instruction."""

@@ -96,8 +96,9 @@ class Scheduler:
             self._stuck()
 
     def _in_turns(self) -> None:
-        for warp in list(self.warps):
-            self._let(warp, _LONG)
+        busy = [self._let(warp, _LONG) >= _LONG for warp in list(self.warps)]
+        if all(busy):  # they may ask again and again whether one is over
+            self._complete_any()
 
     def _at_random(self) -> None:
         able = [warp for warp in self.warps if warp.runnable()]

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 _CLASSES = {
     "wgmma": ("wgmma",),
+    "mma": ("mma",),
     "tcgen05": ("tcgen05",),
     "asynchronous copies": ("cp", "prefetch", "prefetchu"),
     "mbarriers": ("mbarrier",),
     "barriers and fences": ("bar", "barrier", "fence", "membar", "griddepcontrol", "setmaxnreg"),
-    "shared memory": (),
+    "shared memory": ("ldmatrix",),
     "other memory": ("ld", "st", "atom", "red", "mapa"),
     "exchange": ("shfl", "vote", "match", "redux", "elect", "activemask"),
     "branches": ("bra", "brx", "ret", "exit"),

@@ -288,6 +288,9 @@ class Warp:
         if wait is not None:
             fragment.wait = wait
             return False
+        if step.more:
+            for _ in range(step.more):
+                self._pass(fragment)
         self.executed[fragment.pc] += 1
         self.counts += 1
         fragment.pc += 1

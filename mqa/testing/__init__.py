@@ -26,10 +26,12 @@
 """
 
 from mqa.testing.accumulators import (
+    AMPERE_BF16,
     EXACT,
     FLOAT32,
     HOPPER_BF16,
     HOPPER_FP8,
+    HOPPER_MMA_BF16,
     Accumulator,
     Float32AnyOrder,
     Float64,
@@ -47,6 +49,7 @@ from mqa.testing.timing import Ratio, interleaved, wall_clock
 from mqa.testing.tolerance import tolerance
 
 __all__ = [
+    "AMPERE_BF16",
     "BOUNDED_FAULTS",
     "CORPORA",
     "EXACT",
@@ -54,6 +57,7 @@ __all__ = [
     "FLOAT32",
     "HOPPER_BF16",
     "HOPPER_FP8",
+    "HOPPER_MMA_BF16",
     "Accumulator",
     "Case",
     "Data",

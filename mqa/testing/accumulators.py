@@ -238,6 +238,16 @@ HOPPER_FP8 = FusedTruncating(bits=13, k=32, min_exponent=-6, confirmed=True)
 """E4M3 `wgmma` with float32 sums on SM90, confirmed on an H200 (docs/hardware.md)."""
 HOPPER_BF16 = FusedTruncating(bits=25, k=16, min_exponent=-126, confirmed=True)
 """bfloat16 `wgmma` on SM90, confirmed on an H200 (docs/hardware.md)."""
+AMPERE_BF16 = FusedTruncating(bits=24, k=8, min_exponent=-126)
+"""bfloat16 `mma.sync` on SM80 to SM89, as published (MMA-Sim), not confirmed: eight products and
+the accumulator at once, so that m16n8k16 are two sums, the lower eight of K first."""
+AMPERE_F16 = FusedTruncating(bits=24, k=8, min_exponent=-14)
+"""float16, likewise."""
+HOPPER_MMA_BF16 = FusedTruncating(bits=25, k=16, min_exponent=-126)
+"""bfloat16 `mma.sync` on SM90, SM100 and SM120: as published (MMA-Sim) what `wgmma` does, not
+confirmed."""
+HOPPER_MMA_F16 = FusedTruncating(bits=25, k=16, min_exponent=-14)
+"""float16, likewise."""
 HOPPER_E4M3_IN_BF16 = Reordered(HOPPER_BF16, 8)
 """E4M3, scaled or not, that the `sm90` backends convert to bfloat16."""
 HOPPER_E2M1_IN_BF16 = Reordered(HOPPER_BF16, 4)

@@ -257,6 +257,29 @@ def test_bit_fields_are_inserted_and_extracted() -> None:
     assert (got == V32 & ~np.uint32(0xFF0) | (U32 & np.uint32(0xFF)) << np.uint32(4)).all()
 
 
+def field_with_sign(value: int, start: int, length: int, bits: int) -> int:
+    """As the ISA has it, bit by bit."""
+    sign = value >> min(start + length - 1, bits - 1) & 1 if length else 0
+    found = 0
+    for i in range(bits):
+        inside = i < length and start + i < bits
+        found |= (value >> start + i & 1 if inside else sign) << i
+    return found
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_bit_fields_with_a_sign_repeat_it(dtype: type[np.unsignedinteger[Any]]) -> None:
+    bits = np.dtype(dtype).itemsize * 8
+    random = np.random.default_rng(5)
+    values = random.integers(0, 2**bits - 1, 32, dtype)
+    starts = random.integers(0, bits + 8, 32).astype(np.uint32) | np.uint32(0x500)
+    lengths = random.integers(0, bits, 32).astype(np.uint32)
+    starts[:3], lengths[2:6] = (0, bits - 1, 255), (0, 1, bits, 255)
+    got = apply(f"bfe.s{bits} out, in0, in1, in2;\n", [values, starts, lengths], dtype)
+    rows = zip(values.tolist(), starts.tolist(), lengths.tolist(), strict=True)
+    assert got.tolist() == [field_with_sign(x, s & 255, n & 255, bits) for x, s, n in rows]
+
+
 def test_bytes_are_permuted_and_their_signs_spread() -> None:
     words = [np.full(32, x, np.uint32) for x in (0x83020100, 0x07060584)]
     for selector, wanted in (

@@ -95,7 +95,15 @@ def ptx_for(arch: str, *options: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("target", "options"), [("90a", ()), ("100f", ()), ("100a", ("--use_fast_math",))]
+    ("target", "options"),
+    [
+        ("80", ()),
+        ("89", ()),
+        ("90a", ()),
+        ("100f", ()),
+        ("100a", ("--use_fast_math",)),
+        ("120", ()),
+    ],
 )
 def test_every_instruction_of_intrinsics_is_modelled(
     target: str, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -115,4 +123,4 @@ def test_every_instruction_of_intrinsics_is_modelled(
     for entry in module.entries.values():
         Program(module, entry)
     assert not refused
-    assert len(module.entries) == (6 if target != "90a" else 5)
+    assert len(module.entries) == (5 if target in ("80", "89", "90a") else 6)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tutorials import HERE, Array, once, source
 
-from mqa.emulator import wgmma
+from mqa.emulator import mma, wgmma
 from mqa.emulator.tensor_layouts import swizzled
 
 Tiles = dict[tuple[str, ...], tuple[int, Array]]
@@ -55,6 +55,19 @@ def fragments(printed: list[str]) -> dict[str, Array]:
         if line.startswith("fragment "):
             (name, *shape), numbers = (part.split() for part in line[9:].split(":"))
             found[name] = np.array(numbers, int).reshape([int(x) for x in shape])
+    return found
+
+
+@pytest.fixture(scope="module")
+def loads(printed: list[str]) -> dict[str, tuple[Array, Array]]:
+    """Of ldmatrix: elements that threads get, [threads, values], and where rows begin."""
+    found = {}
+    for line in printed:
+        if line.startswith("load "):
+            (name, threads, values), numbers = (part.split() for part in line[5:].split(":"))
+            count = int(threads) * int(values)
+            given = np.array(numbers, int)
+            found[name] = given[:count].reshape(int(threads), int(values)), given[count:]
     return found
 
 
@@ -100,6 +113,33 @@ def test_registers_of_a_hold_the_elements_that_cute_says(
     got = np.concatenate([row + 16 * warp + 64 * (byte // size) for warp in range(4)])
     assert got.shape == FRAGMENTS[name]
     assert np.array_equal(got, fragments[name])
+
+
+@pytest.mark.parametrize("depth", mma.DEPTHS)
+def test_registers_of_warp_products_hold_the_elements_that_cute_says(
+    fragments: dict[str, Array], depth: int
+) -> None:
+    for name, rows, (row, k) in (
+        (f"mmaA{depth}", mma.ROWS, mma.places_of_a(depth)),
+        (f"mmaB{depth}", mma.COLUMNS, mma.places_of_b(depth)),
+    ):
+        got = (row + rows * k).transpose(1, 0, 2).reshape(32, -1)
+        assert np.array_equal(got, fragments[name])
+    row, column = mma.places_of_d()
+    assert np.array_equal((row + mma.ROWS * column).T, fragments[f"mmaC{depth}"])
+    for operand in "ABC":
+        assert np.array_equal(fragments[f"half{operand}16"], fragments[f"mma{operand}16"])
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_loads_of_matrices_give_the_elements_that_cute_says(
+    loads: dict[str, tuple[Array, Array]], count: int, across: bool
+) -> None:
+    want, rows = loads[f"x{count}{'.trans' * across}"]
+    got = mma._dealt(np.arange(64 * count), across=across)
+    assert np.array_equal(got.transpose(1, 0, 2).reshape(32, -1), want)
+    assert np.array_equal(rows[: 8 * count], 8 * np.arange(8 * count))
 
 
 TILE = 0x8400

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import test_isa
+import test_mma
 import test_products
 import test_sm100_alu
 import test_sm100_forms
@@ -19,6 +20,7 @@ import test_tensor_copies
 from mqa.emulator import (
     alu,
     memory_access,
+    mma,
     narrow,
     numbers,
     reductions,
@@ -57,6 +59,7 @@ def written() -> set[str]:
     made += [test_tensor_copies.reduce_text(*x) for x in test_tensor_copies.GLOBAL]
     made += [test_tensor_copies.cluster_reduce_text(*x) for x in test_tensor_copies.SHARED_CASES]
     made += test_tcgen05.texts()
+    made += [test_mma.product(*form) for form in test_mma.FORMS] + test_mma.LOADS
     made += [test_tcgen05_pairs.pair_text(256), test_tcgen05_pairs.scaled_pair_text()]
     made += [case.body for case in test_sm100_forms.CASES] + test_sm100_alu.TEXTS
     made += [test_sm100_forms.reduce_text(name, kind) for name, kind, _ in test_sm100_forms.REDUCED]
@@ -83,6 +86,11 @@ def modes() -> Iterator[str]:
         for kind, names in known.items():
             yield from (f"cp.reduce.async.bulk.{space}.{name}.{kind}" for name in names)
     yield from (f"wgmma.mma_async.{types}" for types in units.OPCODES)
+    for depth in mma.DEPTHS:
+        yield from (f"mma.sync.m16n8k{depth}.row.col.{types}" for types in mma.TYPES)
+    yield from (f"ldmatrix.sync.m8n8.{count}.shared.b16" for count in mma._MATRICES)
+    yield from ("ldmatrix.sync.m8n8.x4.trans.shared.b16", "cp.async.ca.L2::cache_hint")
+    yield from ("bfe.s32", "bfe.u32", "bfi.b32")
     yield from (f"tcgen05.mma.kind::{kind}" for kind in tcgen05_mma._KINDS)
     yield from (
         f"tcgen05.mma.kind::{kind}.block_scale{spelled and '.'}{spelled}"

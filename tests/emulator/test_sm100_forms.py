@@ -16,9 +16,7 @@ import test_sm100_alu
 from ptx_kernels import HEADER, Array, applied, kernel
 from test_isa import ORDER, Case, F, G, S, T, U, V, apart, halves_of, values_of
 
-from mqa.emulator import EmulationError, Kind, PtxError, grammar, run
-from mqa.emulator.device import B200, H200
-from mqa.emulator.executor import _load
+from mqa.emulator import EmulationError, Kind, run
 from mqa.emulator.scheduler import SCHEDULES
 from mqa.emulator.special import TESTS
 
@@ -687,84 +685,6 @@ def test_branches_go_where_an_index_says() -> None:
     assert "index 3 of 3 targets" in str(caught.value)
 
 
-NEEDED = {
-    grammar.LATER: [
-        "add.rn.f32x2 %rd1, %rd2, %rd3;",
-        "sub.f32x2 %rd1, %rd2, %rd3;",
-        "mul.rz.ftz.f32x2 %rd1, %rd2, %rd3;",
-        "fma.rn.f32x2 %rd1, %rd2, %rd3, %rd4;",
-        "add.f32.bf16 %f1, %rs1, %f2;",
-        "sub.f32.f16 %f1, %rs1, %f2;",
-        "fma.rn.f32.f16 %f1, %rs1, %rs2, %f2;",
-        "max.f32 %f1, %f2, %f3, %f4;",
-        "min.NaN.abs.f32 %f1, %f2, %f3, %f4;",
-        "cvt.rn.satfinite.tf32.f32 %r1, %f1;",
-        f"ld.global.v8.b32 {EIGHT}, [%rd1];",
-        f"st.global.v4.b64 [%rd1], {FOUR};",
-        f"ld.global.L2::evict_last.v4.b64 {FOUR}, [%rd1];",
-        "st.bulk.weak.shared::cta [%rd1], 64, 0;",
-        "cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd1], [%r1], 16, %rs1;",
-    ],
-    grammar.FAMILY: [
-        "cvt.rn.satfinite.e2m3x2.f32 %rs1, %f1, %f2;",
-        "cvt.rn.f16x2.e3m2x2 %r1, %rs1;",
-        "cvt.rp.satfinite.ue8m0x2.f32 %rs1, %f1, %f2;",
-        "redux.sync.max.abs.f32 %f1, %f2, -1;",
-    ],
-    "sm_100a": ["tcgen05.mma.cta_group::1.kind::i8 [%r1], %rd1, %rd2, %r2, %p1;"],
-    "sm_100a, sm_103a": [
-        f"tcgen05.mma.cta_group::1.kind::{kind} [%r1], %rd1, %rd2, %r2, [%r3], [%r4], %p1;"
-        for kind in (
-            "mxf8f6f4.block_scale.scale_vec::1X",
-            "mxf4.block_scale.scale_vec::2X",
-            "mxf4nvf4.block_scale.scale_vec::4X",
-        )
-    ],
-    f"sm_90a, {grammar.FAMILY}": ["setmaxnreg.dec.sync.aligned.u32 40;"],
-    "sm_90a": ["wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;"],
-    "sm_90": [
-        "cvt.rna.satfinite.tf32.f32 %r1, %f1;",
-        "max.xorsign.abs.f32 %f1, %f2, %f3;",
-        "cvt.rn.satfinite.f16x2.f32 %r1, %f1, %f2;",
-        "cvt.rz.bf16.f32 %rs1, %f1;",
-        "fma.rp.ftz.f32 %f1, %f2, %f3, %f4;",
-        "atom.global.add.v4.f32 {%f1,%f2,%f3,%f4}, [%rd1], {%f1,%f2,%f3,%f4};",
-        f"st.async.weak.shared::cluster.{COUNTED}.v4.b32 [%r1], {{%r1,%r2,%r3,%r4}}, [%r5];",
-    ],
-}
-TARGETS = ("sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f", "sm_103a")
-
-
-def alone(text: str, target: str) -> str:
-    return kernel(text, 0, target=target).replace(".entry k(\n\n)", ".entry k() .maxntid 128, 1, 1")
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("need", NEEDED)
-def test_a_target_has_its_instructions_alone(need: str, target: str) -> None:
-    for text in NEEDED[need]:
-        if need in grammar.families(target) or need == "sm_90":
-            _load(alone(text, target), "k")
-        else:
-            with pytest.raises(PtxError) as caught:
-                _load(alone(text, target), "k")
-            assert f"needs {need}, .target is {target}" in str(caught.value)
-
-
-@pytest.mark.skipif(shutil.which("ptxas") is None, reason="ptxas is not installed")
-@pytest.mark.parametrize("target", TARGETS)
-def test_ptxas_says_the_same_of_targets(target: str, tmp_path: Path) -> None:
-    file = tmp_path / "one.ptx"
-    command = ["ptxas", f"-arch={target}", "-o", str(tmp_path / "one.cubin"), str(file)]
-    for need, texts in NEEDED.items():
-        known = need in grammar.families(target) or need == "sm_90"
-        # Those that it takes in one go, of the others one for each row.
-        for group in ["\n".join(texts)] if known else texts:
-            file.write_text(alone(group, target))
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert (done.returncode == 0) == known, (group, done.stderr)
-
-
 def test_ptxas_takes_the_forms(tmp_path: Path) -> None:
     if shutil.which("ptxas") is None:
         pytest.skip("ptxas is not installed")
@@ -786,21 +706,6 @@ def test_ptxas_takes_the_forms(tmp_path: Path) -> None:
     command = ["ptxas", "-O0", f"-arch={TARGET}", "-o", str(tmp_path / "all.cubin"), str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_targets_that_are_not_modelled_are_errors() -> None:
-    for target in ("sm_120a", "sm_80a", "compute_90", "sm_110"):
-        with pytest.raises(PtxError, match=rf".target is {target}, expected sm_90a or sm_100f"):
-            run(kernel("ret;", 0, target=target), "k", 1, 32, [])
-
-
-@pytest.mark.parametrize(("target", "device"), [("sm_90a", H200), (TARGET, B200)])
-def test_a_target_has_its_gpu(target: str, device: object) -> None:
-    out = np.zeros(1, np.uint32)
-    text = kernel("mov.u32 %r1, %nsmid;\nst.global.u32 [%rd0], %r1;\n", 1, target=target)
-    run(text, "k", 1, 1, [out])
-    assert _load(text, "k").device is device
-    assert out[0] == device.sms == {"sm_90a": 132, TARGET: 148}[target]
 
 
 CLUSTER = """

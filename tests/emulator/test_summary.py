@@ -79,7 +79,9 @@ def test_roles_are_those_of_the_kernels() -> None:
 def test_kinds_of_opcodes() -> None:
     kinds = {
         "ld.shared.v4.f32": "shared memory",
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16": "shared memory",
         "st.global.f32": "other memory",
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": "mma",
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile": "asynchronous copies",
         "mbarrier.try_wait.parity.shared::cta.b64": "mbarriers",
         "max.NaN.f32": "floating point",

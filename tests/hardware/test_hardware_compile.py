@@ -14,7 +14,7 @@ ACCUMULATE = [
     (f"FP8={fp8}", f"SEPARATE={separate}", f"SWIZZLED={swizzled}")
     for fp8, separate, swizzled in itertools.product((0, 1), repeat=3)
 ]
-COMPILED = {"accumulate.cu": ACCUMULATE, "instructions.cu": [()], "tma.cu": [()]}
+COMPILED = {"accumulate.cu": ACCUMULATE, "instructions.cu": [()], "mma.cu": [()], "tma.cu": [()]}
 
 
 @pytest.mark.parametrize(

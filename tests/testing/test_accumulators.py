@@ -3,7 +3,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from mqa.testing import FLOAT32, HOPPER_BF16, HOPPER_FP8, FusedTruncating
+from mqa.testing import (
+    AMPERE_BF16,
+    FLOAT32,
+    HOPPER_BF16,
+    HOPPER_FP8,
+    HOPPER_MMA_BF16,
+    FusedTruncating,
+)
 from mqa.testing._codes import E4M3
 
 FINITE = E4M3[np.isfinite(E4M3)]
@@ -49,6 +56,26 @@ def test_hopper_fp8_loses_a_product_14_bits_below_the_accumulator() -> None:
     assert one_dot(HOPPER_FP8, {0: 1.0, 32: 2.0**-13}) == 1.0001220703125
 
 
+def test_a_warp_product_on_ampere_sums_eight_at_a_time_with_24_bits() -> None:
+    big, small = 2.0**24, 2.0**-24
+    assert one_dot(AMPERE_BF16, {0: big, 7: 1.0, 6: 1.0}) == big + 2
+    assert one_dot(AMPERE_BF16, {0: big, 7: 1.0, 8: 1.0}) == big
+    assert one_dot(HOPPER_MMA_BF16, {0: big, 7: 1.0, 8: 1.0}) == big + 2
+    # A bit below float32's last counts, one more does not, and Hopper keeps that too.
+    assert one_dot(AMPERE_BF16, {0: 1.0, 1: small, 2: small}) == 1 + 2 * small
+    quarters = {0: 1.0, **dict.fromkeys(range(1, 5), small / 2)}
+    assert one_dot(AMPERE_BF16, quarters) == 1.0
+    assert one_dot(HOPPER_MMA_BF16, quarters) == 1 + 2 * small
+
+
+def test_models_that_no_hardware_confirmed_leave_room_for_their_last_bits() -> None:
+    draw = np.random.default_rng(5)
+    q, k = draw.standard_normal((2, 6, 64))
+    assert not HOPPER_BF16.error(q, k).any()
+    for model in (AMPERE_BF16, HOPPER_MMA_BF16):
+        assert (model.error(q, k) > 0).all()
+
+
 def test_lost_terms_are_cut_toward_zero_for_both_signs_in_one_mma_and_across() -> None:
     for dim in (1, 33):
         assert one_dot(HOPPER_FP8, {0: 1.0, dim: -(2.0**-14)}) == 1.0
@@ -62,7 +89,7 @@ def test_product_exponent_is_not_normalised() -> None:
     assert HOPPER_FP8.dots(q, k)[0, 0] == 1.3125 + 2.0**-13
 
 
-@pytest.mark.parametrize("model", [HOPPER_FP8, HOPPER_BF16, FusedTruncating(13, 16)])
+@pytest.mark.parametrize("model", [HOPPER_FP8, HOPPER_BF16, AMPERE_BF16, FusedTruncating(13, 16)])
 def test_fused_model_equals_its_loop_on_random_finite_e4m3(model: FusedTruncating) -> None:
     draw = np.random.default_rng(3)
     q, k = draw.choice(FINITE, (6, 96)), draw.choice(FINITE, (7, 96))

@@ -2,6 +2,8 @@
 //
 //   tile TYPE MAJOR SPAN ROWS STEP: descriptor, then the byte of each element, K running first
 //   fragment NAME THREADS VALUES: index of each value in its matrix, values running first
+//   load NAME THREADS VALUES: of ldmatrix, index among all elements of the rows of each of the 16-bit
+//     values that threads get, then of the first element of the row that each thread gives
 //
 // The tile begins at shared address 0, where descriptors and bytes are as at any multiple of 1024.
 
@@ -11,6 +13,8 @@
 
 #include <cute/tensor.hpp>
 
+#include <cute/atom/copy_traits_sm75.hpp>
+#include <cute/atom/mma_traits_sm80.hpp>
 #include <cute/atom/mma_traits_sm90_gmma.hpp>
 
 using namespace cute;
@@ -74,6 +78,33 @@ void print_fragment(char const* name, Layout const& layout) {
   std::printf("\n");
 }
 
+template <class Operation>
+void print_mma(char const* a, char const* b, char const* c) {
+  using Traits = MMA_Traits<Operation>;
+  print_fragment(a, typename Traits::ALayout{});
+  print_fragment(b, typename Traits::BLayout{});
+  print_fragment(c, typename Traits::CLayout{});
+}
+
+template <class Operation>
+void print_load(char const* name) {
+  using Traits = Copy_Traits<Operation>;
+  constexpr int kBits = 16;
+  typename Traits::DstLayout const got{};
+  typename Traits::SrcLayout const given{};
+  int const values = int(size<1>(got)) / kBits;
+  std::printf("load %s %d %d:", name, int(size<0>(got)), values);
+  for (int thread = 0; thread < size<0>(got); ++thread) {
+    for (int value = 0; value < values; ++value) {
+      std::printf(" %d", int(got(thread, value * kBits)) / kBits);
+    }
+  }
+  for (int thread = 0; thread < size<0>(given); ++thread) {
+    std::printf(" %d", int(given(thread, 0)) / kBits);
+  }
+  std::printf("\n");
+}
+
 int main() {
   void* memory = std::aligned_alloc(1 << 16, 1 << 18);
   print_k_major<uint8_t, 192>("b8", memory);
@@ -86,6 +117,15 @@ int main() {
   print_fragment("A8", gmma::ALayout_64x8{});
   print_fragment("A16", gmma::ALayout_64x16{});
   print_fragment("A32", gmma::ALayout_64x32{});
+  print_mma<SM80_16x8x8_F32BF16BF16F32_TN>("mmaA8", "mmaB8", "mmaC8");
+  print_mma<SM80_16x8x16_F32BF16BF16F32_TN>("mmaA16", "mmaB16", "mmaC16");
+  print_mma<SM80_16x8x16_F16F16F16F16_TN>("halfA16", "halfB16", "halfC16");
+  print_load<SM75_U32x1_LDSM_N>("x1");
+  print_load<SM75_U32x2_LDSM_N>("x2");
+  print_load<SM75_U32x4_LDSM_N>("x4");
+  print_load<SM75_U16x2_LDSM_T>("x1.trans");
+  print_load<SM75_U16x4_LDSM_T>("x2.trans");
+  print_load<SM75_U16x8_LDSM_T>("x4.trans");
   std::free(memory);
   return 0;
 }

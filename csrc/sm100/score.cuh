@@ -24,13 +24,12 @@
 //
 //   barrier       filled by                                              arrivals   waited on by
 //   q_full        load (tx bytes), rows, weights (every lane)                  34   math, multiply, scales
-//   q_empty       math (a lane of each warp), multiply (and its commit), 10 to 19   load, rows, weights
-//                 scales
+//   q_empty       math (a lane of each warp), multiply (commit), scales   9 to 18   load, rows, weights
 //   k_full        load (tx bytes), its cp.async if scales need them       1 or 33   multiply, scales
 //   k_empty       math that has the tile (a lane of each warp; of         1 to 17   load, multiply
 //                 passes nobody), multiply (commit)
 //   scales_full   scales, a lane                                                1   multiply
-//   sums_full     multiply (commit; without block scales an arrival too)   1 or 2   math
+//   sums_full     multiply (commit)                                             1   math
 //   sums_empty    of passes: math that has a strip of it (a lane of       8 to 12   multiply
 //                 each warp)
 //   range_known   math, a lane of the first two warps, once                     2   all

@@ -211,13 +211,12 @@ def barriers(t: Tiles, k_arrivals: int, k_bytes: int) -> tuple[Barrier, ...]:
     empty = (Barrier("sums_empty", 4 * n) for n in t.strips if in_passes)
     return (
         Barrier("q_full", 2 + WARP, t.q_bytes),
-        # Math, multiply and its commit and, with block scales, who reorders those of keys.
-        Barrier("q_empty", active + 2 + t.scaled),
+        # Math, multiply's commit and, with block scales, who reorders those of keys.
+        Barrier("q_empty", active + 1 + t.scaled),
         Barrier("k_full", k_arrivals, k_bytes),
         Barrier("k_empty", 1 if in_passes else 4 * t.sets + 1),
         *scales,
-        # A commit and, without block scales, an arrival that tells of those of keys.
-        Barrier("sums_full", 1 if t.scaled else 2),
+        Barrier("sums_full", 1),
         *empty,
         Barrier("range_known", 2),
         Barrier("loading", 1),

@@ -524,8 +524,7 @@ def _commit(warp: Warp, lane: int, barriers: list[sync.MBarrier], line: int) -> 
     flow, told = issuer.pipe(lane), Seen()
     if warp.view is not None:
         issuer.before_sync()
-        if warp.cta.machine.tensor_pipe != "isa":
-            warp.view.release(told)
+        warp.view.release(told)
         if issuer.ledger is not None:
             merge(told, issuer.ledger.behind.get(flow.party, {}))
         told[flow.party] = flow.time

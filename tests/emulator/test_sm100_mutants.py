@@ -84,8 +84,6 @@ LAST_WAIT = (
 )
 COMMIT_SUMS = "ptx::tcgen05_commit(ptx::shared_address(&shared.sums_full[slot]));"
 COMMIT_STAGE = "ptx::tcgen05_commit(ptx::shared_address(&shared.k_empty[stages.stage]));"
-SUMS_FULL = "ptx::shared_address(&shared.sums_full[slot]));"
-Q_EMPTY = "ptx::shared_address(&shared.q_empty[block]));"
 COMMIT_BLOCK = "ptx::tcgen05_commit(ptx::shared_address(&shared.q_empty[block]));"
 FENCE_AFTER = "ptx::tcgen05_fence_after_thread_sync();\n"
 FENCE_BEFORE = "ptx::tcgen05_fence_before_thread_sync();\n"
@@ -182,13 +180,7 @@ MUTANTS = (
     Mutant("arrivals_of_who_reorders_forgotten", KERNEL,
            "(Tiling::kActiveWarps + Tiling::kScaled)", "Tiling::kActiveWarps",
            Kind.RACE, "weights[0]", "set.read_again(pair, again);", seen=False, case="mxfp8"),
-    Mutant("scales_of_keys_told_by_a_commit", MULTIPLY, "ptx::mbarrier_arrive(" + SUMS_FULL,
-           "ptx::tcgen05_commit(" + SUMS_FULL,
-           Kind.RACE, "k_scale[0]", "shared.k_scale[stage + i]", seen=False),
-    Mutant("reads_of_a_block_told_by_a_commit", MULTIPLY, "ptx::mbarrier_arrive(" + Q_EMPTY,
-           "ptx::tcgen05_commit(" + Q_EMPTY,
-           Kind.RACE, "rows[0]", "shared.rows[", seen=False, case="mxfp8"),
-    Mutant("arrivals_too_many", KERNEL, "Tiling::kScaled ? 1 : 2);", "3);",
+    Mutant("arrivals_too_many", KERNEL, "shared.sums_full[i]), 1);", "shared.sums_full[i]), 2);",
            Kind.DEADLOCK, "mbarrier sums_full[0]", SUMS_WAITED),
     Mutant("weights_arrive_once", KERNEL, "1 + ptx::kWarpArrivals + kWarpSize);",
            "2 + ptx::kWarpArrivals);",
@@ -300,7 +292,6 @@ MUTANTS = (
 QUICK = {
     "passes_not_waited_for",
     "scales_overwritten_too_early",
-    "scales_of_keys_told_by_a_commit",
     "sums_told_before_they_are_there",
     "stage_released_before_its_scale_is_read",
     "init_fence_dropped",

@@ -35,7 +35,7 @@ __device__ __forceinline__ void prepare(int k_arrivals, typename Tiling::Storage
       ptx::mbarrier_init(ptx::shared_address(&shared.q_full[i]),
                          1 + ptx::kWarpArrivals + kWarpSize);
       ptx::mbarrier_init(ptx::shared_address(&shared.q_empty[i]),
-                         2 + (Tiling::kActiveWarps + Tiling::kScaled) * ptx::kWarpArrivals);
+                         1 + (Tiling::kActiveWarps + Tiling::kScaled) * ptx::kWarpArrivals);
     }
     for (int i = 0; i < Tiling::kStages; i++) {
       ptx::mbarrier_init(ptx::shared_address(&shared.k_full[i]), k_arrivals);
@@ -44,7 +44,7 @@ __device__ __forceinline__ void prepare(int k_arrivals, typename Tiling::Storage
       ptx::mbarrier_init(ptx::shared_address(&shared.scales_full[i]), ptx::kWarpArrivals);
     }
     for (int i = 0; i < Tiling::kSums; i++) {
-      ptx::mbarrier_init(ptx::shared_address(&shared.sums_full[i]), Tiling::kScaled ? 1 : 2);
+      ptx::mbarrier_init(ptx::shared_address(&shared.sums_full[i]), 1);
       if constexpr (Tiling::kPasses > 1)
         ptx::mbarrier_init(ptx::shared_address(&shared.sums_empty[i]),
                            Tiling::readers_of(i) * ptx::kWarpArrivals);

@@ -58,14 +58,10 @@ struct Multiply {
                              k_scales, q_scales);
           }
           ptx::tcgen05_commit(ptx::shared_address(&shared.sums_full[slot]));
-          // Math reads scales of keys. That they are there this thread has seen, and a commit, of which
-          // the ISA says that products are done, need not tell.
-          if (!Tiling::kScaled) ptx::mbarrier_arrive(ptx::shared_address(&shared.sums_full[slot]));
         }
         ptx::tcgen05_commit(ptx::shared_address(&shared.k_empty[stages.stage]));
       }
       ptx::tcgen05_commit(ptx::shared_address(&shared.q_empty[block]));
-      ptx::mbarrier_arrive(ptx::shared_address(&shared.q_empty[block]));  // piece and rows are read
       blocks.advance();
     }
     // All are through with tensor memory when they are with the last two blocks.

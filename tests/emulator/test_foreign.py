@@ -15,6 +15,8 @@ from tutorials import HOPPER, Array, Launch, Source, Tutorial, compiled, example
 from mqa.emulator import EmulationError, Kind
 from mqa.emulator.scheduler import SCHEDULES
 
+pytestmark = pytest.mark.no_cover
+
 NAMES = ("wgmma_tma_sm90", "wgmma_sm90")
 LAYOUTS = (("N", "T"), ("T", "N"))
 """Both that the tutorials have: rows of A and B contiguous in memory, or their K."""

@@ -17,6 +17,8 @@ from tutorials import BLACKWELL, HERE, Array, Launch, Source, Tutorial, compiled
 
 from mqa.emulator import EmulationError, Kind
 
+pytestmark = pytest.mark.no_cover
+
 FENCES = "fence.proxy.async.shared::cta;\ntcgen05.fence::before_thread_sync;\n"
 MENDS = {
     "waits for loads": (r"(tcgen05\.ld\.[^;]*;)", r"\1\ntcgen05.wait::ld.sync.aligned;"),
@@ -68,10 +70,10 @@ RUNS = [
         (2, "hunt", True),
         (3, "eager", True),
         (3, "hunt", False),
-        (4, "eager", True),
+        (4, "eager", False),
         (4, "hunt", False),
-        (5, "eager", False),
-        (5, "hunt", True),
+        (5, "eager", True),
+        (5, "hunt", False),
     )
 ]
 
@@ -170,7 +172,8 @@ def fill_scales(memory: Array, rows: int, random: np.random.Generator) -> Array:
 
 Fill = Callable[[Array, int, np.random.Generator], Array]
 FILLS: dict[int, Fill] = {8: fill_8_bits, 4: fill_4_bits}
-KINDS = [8, pytest.param(4, marks=pytest.mark.slow)]
+KINDS = [pytest.param(bits, marks=pytest.mark.slow) for bits in (8, 4)]
+"""nvcc takes a minute for each."""
 SHAPE = 256, 256, 512
 
 
@@ -212,7 +215,7 @@ def test_products_with_block_scales_are_right(
     assert np.array_equal(got, want)
 
 
-@pytest.mark.parametrize("block_scaled", [8], indirect=True)
+@pytest.mark.parametrize("block_scaled", KINDS[:1], indirect=True)
 @pytest.mark.parametrize(
     ("pipe", "ignored", "waits", "kind", "opcode"),
     [

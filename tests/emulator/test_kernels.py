@@ -23,9 +23,12 @@ from mqa.problem import parse
 from mqa.reference import schedule
 from mqa.testing import accumulators, assert_logits, make_case
 
-pytestmark = pytest.mark.skipif(
-    compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
+    ),
+    pytest.mark.no_cover,
+]
 
 EXACT = (
     "dense fp8 S=9 N=300 H=64 D=128 regime=exact windows=random sms=2",

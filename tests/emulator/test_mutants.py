@@ -116,6 +116,18 @@ MUTANTS = (
            "if (threadIdx.x % kWarpSize < 16 && ptx::elect_one())",
            Kind.DEADLOCK, "threads 0xffff0000 of its warp", "16 && ptx::elect_one()", case="paged"),
 )  # fmt: skip
+SELDOM = {
+    "wait_on_the_wrong_parity",
+    "proxy_fence_of_queries_dropped",
+    "stages_off_by_one",
+    "arrivals_too_few",
+    "stages_swapped",
+    "last_stage_of_a_request_missed",
+    "queries_not_waited_for",
+    "empty_stage_not_waited_for",
+    "range_not_waited_for",
+}
+"""Those that `make test` leaves out."""
 QUICK = (REPEATED, "too_few_bytes_expected")
 SAME = ("the_kernel_itself", "labels_renamed", "a_fence_more", "a_stage_more")
 QUICK_SAME = ("a_fence_more", "a_stage_more")
@@ -145,7 +157,9 @@ def test_cases_hold_what_mistakes_need(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+@pytest.mark.parametrize(
+    "mutant", with_slow_ones(MUTANTS, {mutant.name for mutant in MUTANTS} - SELDOM)
+)
 def test_a_mistake_is_found_and_named(
     mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -164,6 +178,8 @@ def test_a_mistake_is_seen_without_checks_or_not(
 
 def test_most_mistakes_are_named_and_some_would_not_be_seen() -> None:
     assert_most_are_named(MUTANTS)
+    assert {mutant.name for mutant in MUTANTS} > SELDOM
+    assert len(MUTANTS) - len(SELDOM) >= 12
 
 
 def same(which: str, patch: pytest.MonkeyPatch, folder: Path) -> tuple[Launch, Binary]:

@@ -17,9 +17,12 @@ from mqa.problem import FORMATS, DenseProblem, parse
 from mqa.reference import schedule
 from mqa.testing import Case, assert_bitwise, make_case
 
-pytestmark = pytest.mark.skipif(
-    compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
+    ),
+    pytest.mark.no_cover,
+]
 INT32 = torch.iinfo(torch.int32)
 FAR = (0, INT32.min, 1, 301, 385, INT32.max)
 """Lens around the ends of a result of 300 columns and of a table of 384 tokens."""

@@ -17,7 +17,8 @@ from tutorials import BLACKWELL, HERE, Array, Launch, Source, Tutorial, compiled
 
 from mqa.emulator import EmulationError, Kind
 
-pytestmark = pytest.mark.no_cover
+# nvcc takes a minute for what they share.
+pytestmark = [pytest.mark.no_cover, pytest.mark.slow]
 
 FENCES = "fence.proxy.async.shared::cta;\ntcgen05.fence::before_thread_sync;\n"
 MENDS = {

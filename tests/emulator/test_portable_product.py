@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mutants import MARKS, SEEDS
+from mutants import MARKS, SEEDS, with_slow_ones
 from test_mma import halves
 
 from mqa.cuda import compiler
@@ -147,7 +147,7 @@ MUTANTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+@pytest.mark.parametrize("mutant", with_slow_ones(MUTANTS, {str(one) for one in MUTANTS[::2]}))
 def test_a_mistake_is_found_by_name(mutant: Mutant, tmp_path: Path) -> None:
     text = SOURCE.read_text()
     assert not mutant.before or text.count(mutant.before) == 1

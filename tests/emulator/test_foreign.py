@@ -15,7 +15,8 @@ from tutorials import HOPPER, Array, Launch, Source, Tutorial, compiled, example
 from mqa.emulator import EmulationError, Kind
 from mqa.emulator.scheduler import SCHEDULES
 
-pytestmark = pytest.mark.no_cover
+# nvcc takes a minute for them.
+pytestmark = [pytest.mark.no_cover, pytest.mark.slow]
 
 NAMES = ("wgmma_tma_sm90", "wgmma_sm90")
 LAYOUTS = (("N", "T"), ("T", "N"))

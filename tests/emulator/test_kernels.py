@@ -57,7 +57,13 @@ def execute(plan: Plan, tensors: dict[str, Tensor | None], **how: Any) -> None:
     executor.run_plan(*text_of(plan), plan, tensors, **how)
 
 
-@pytest.mark.parametrize("line", EXACT)
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=pytest.mark.slow if number % 3 else ())
+        for number, line in enumerate(EXACT)
+    ],
+)
 def test_exact_cases_are_bitwise_the_oracle(line: str) -> None:
     case = make_case(parse(line))
     assert_logits(case, case.run(backend="sm90-emulated"))

@@ -168,7 +168,7 @@ def test_a_mistake_is_found_by_name(mutant: Mutant, tmp_path: Path) -> None:
 
 
 def test_the_kernel_without_a_mistake_gives_no_report(ampere: Binary) -> None:
-    for seed in range(SEEDS):
+    for seed in range(SEEDS // 2):
         case = make_case(seed)
         got = case.launch(ampere, schedule="hunt" if seed % 2 else "random", seed=seed)
         assert np.array_equal(got, case.a @ case.b.T)

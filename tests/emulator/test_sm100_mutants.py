@@ -305,7 +305,7 @@ QUICK = {
     "memory_freed_early",
     "wrong_scale_id",
 }
-QUICK_SEEN = {"scales_not_double_buffered", "wrong_accumulator"}
+QUICK_SEEN = {"wrong_accumulator"}
 Edit = tuple[str, str]
 SAME: dict[str, tuple[str, Edit | None, int | None]] = {
     "the_kernel_itself": ("dense", None, None),
@@ -319,7 +319,7 @@ SAME: dict[str, tuple[str, Edit | None, int | None]] = {
     "a_block_released_by_math_alone": ("mxfp8", (COMMIT_BLOCK, arrives(COMMIT_BLOCK)), None),
 }
 """Case, edit of the file that multiplies, and stages."""
-QUICK_SAME = ("a_fence_more", "no_more_stages_than_accumulators", "a_stage_released_by_math_alone")
+QUICK_SAME = ("no_more_stages_than_accumulators",)
 """The kernels themselves are hunted in `test_hunts.py` too."""
 
 

@@ -283,27 +283,22 @@ class _Compiler:
         if group[0].more:
             return self._cut(_with_casts(function, casts), readers[0], group)
         function = _with_casts(function, casts)
-        block, kept = self._results([node.result for node in group])
+        store = self._results([node.result for node in group])
 
         def step(values: Registers, blocks: Blocks) -> None:
-            out = function(*[read(values, blocks) for read in readers])
-            blocks[block] = out = _rows(out, len(group))
-            for place, row in kept.items():
-                values[place] = out[row]
+            store(values, blocks, function(*[read(values, blocks) for read in readers]))
 
         return step
 
     def _cut(self, function: Any, reader: Reader, group: list[_Node]) -> MicroStep:
         """Results of an instruction are rows of as many blocks."""
         results = zip(*((node.result, *node.more) for node in group), strict=True)
-        parts = [self._results(versions) for versions in results]
+        stores = [self._results(versions) for versions in results]
 
         def step(values: Registers, blocks: Blocks) -> None:
             found = function(reader(values, blocks))
-            for (block, kept), part in zip(parts, found, strict=True):
-                blocks[block] = out = _rows(part, len(group))
-                for place, row in kept.items():
-                    values[place] = out[row]
+            for store, part in zip(stores, found, strict=True):
+                store(values, blocks, part)
 
         return step
 
@@ -328,16 +323,13 @@ class _Compiler:
         addend = self._reader([node.operands[2] for node in group])
         total = self._new_block()
         self.totals.append(total)
-        block, kept = self._results([node.result for node in group])
+        store = self._results([node.result for node in group])
         dtype = np.dtype(np.float32 if _width(group) == LANES else np.uint64)
 
         def step(values: Registers, blocks: Blocks) -> None:
             given = addend(values, blocks).view(np.float32)
             blocks[total] = exact = product(values, blocks) + given
-            out = exact.astype(np.float32).view(dtype)
-            blocks[block] = out = _rows(out, len(group))
-            for place, row in kept.items():
-                values[place] = out[row]
+            store(values, blocks, exact.astype(np.float32).view(dtype))
 
         return step
 
@@ -364,13 +356,19 @@ class _Compiler:
 
         return step
 
-    def _results(self, versions: Sequence[Version]) -> tuple[int, dict[int, int]]:
-        """A block for these, and the rows of it that registers get."""
+    def _results(self, versions: Sequence[Version]) -> Callable[[Registers, Blocks, Array], None]:
+        """What puts the rows of a result into a block for these, and into registers."""
         block = self._new_block()
         self.rows.update((version, (block, row)) for row, version in enumerate(versions))
         kept = {place: row for row, (place, _) in enumerate(versions)}
         self.kept.append(kept)
-        return block, kept
+
+        def store(values: Registers, blocks: Blocks, out: Array) -> None:
+            blocks[block] = rows = _rows(out, len(versions))
+            for place, row in kept.items():
+                values[place] = rows[row]
+
+        return store
 
     def _reader(self, wanted: list[Version]) -> Reader:
         """Rows of a block where they stand in one in this order, else gathered from registers."""

@@ -26,7 +26,7 @@ from mqa.emulator.reports import Finding, Kind
 from mqa.emulator.taint import Taint
 from mqa.emulator.units import Form, HalfSums, decode
 from mqa.emulator.warp import FULL, Wait, lanes
-from mqa.emulator.wgmma import Matrix, as_declared, matrix, summed
+from mqa.emulator.wgmma import Matrix, matrix, results_of, summed
 from mqa.testing.accumulators import (
     AMPERE_BF16,
     AMPERE_F16,
@@ -318,8 +318,7 @@ def mma_sync(b: Binder, at: Instruction) -> Effect:
     for part in (*d, *(part for parts in given for part in parts)):
         _check_register(part, at)
     first, second, start = (tuple(b.source(x, "b32", at) for x in parts) for parts in given)
-    dests = tuple(_dest(b, part, at) for part in d)
-    return Products([Product(form, first, second, start, dests)])
+    return Products([Product(form, first, second, start, tuple(results_of(b, d, at)))])
 
 
 def _parts(operand: Operand, count: int, at: Instruction) -> tuple[Operand, ...]:
@@ -331,12 +330,6 @@ def _parts(operand: Operand, count: int, at: Instruction) -> tuple[Operand, ...]
 def _check_register(part: Operand, at: Instruction) -> None:
     if isinstance(part, Register) and (part.type == "pred" or storage(part.type).itemsize != 4):
         fail(at, f"register {part.name} is declared .{part.type}, expected 32 bits")
-
-
-def _dest(b: Binder, part: Operand, at: Instruction) -> Slot:
-    """Where a result of 32 bits goes, and what makes it the register's."""
-    place, _ = b.dest(part, "b32", at)
-    return place, as_declared(b.types[place])
 
 
 def join(steps: list[Any], starts: Collection[int]) -> None:
@@ -367,7 +360,7 @@ def ldmatrix(b: Binder, at: Instruction) -> Effect:
     parts = _parts(at.operands[0], count, at)
     for part in parts:
         _check_register(part, at)
-    dests = [_dest(b, part, at) for part in parts]
+    dests = results_of(b, parts, at)
     where = addresses(b, at.operands[1], at, "b16")
     generic = not any(part.startswith("shared") for part in at.parts)
 

@@ -43,7 +43,7 @@ from mqa.emulator.tensor_memory import (
 )
 from mqa.emulator.tensor_order import Issuer, Piece, issuer_of
 from mqa.emulator.warp import FULL, Wait, lanes
-from mqa.emulator.wgmma import as_declared, give_back
+from mqa.emulator.wgmma import give_back, results_of
 
 if TYPE_CHECKING:
     from mqa.emulator.machine import Cta
@@ -378,8 +378,7 @@ def tcgen05_ld(b: Binder, at: Instruction) -> Effect:
     shape, count, packs = _shape(at, "pack::16b")
     offset, (to, address) = _offset(at, shape, 2)
     parts = _registers(to, count, at)
-    dests = [b.dest(part, "b32", at)[0] for part in parts]
-    slots = [(place, as_declared(b.types[place])) for place in dests]
+    slots = results_of(b, parts, at)
     cells = _cells(b, at, address, offset, shape, count, packs=packs)
     name = f"tcgen05.ld at PTX line {at.line}"
 

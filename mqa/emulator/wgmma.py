@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -478,10 +478,9 @@ def wgmma_mma_async(b: Binder, at: Instruction) -> Effect:
     count = columns // (4 if form.sums == "f16" else 2)
     if not isinstance(d, Vector) or len(d.parts) != count:
         fail(at, f"expected {count} registers of the accumulator")
-    dests = [b.dest(part, "f32", at)[0] for part in d.parts]
-    if any(b.types[place].itemsize != 4 for place in dests):
+    slots = results_of(b, d.parts, at)
+    if any(b.types[place].itemsize != 4 for place, _ in slots):
         fail(at, "registers of the accumulator have to have 32 bits")
-    slots = [(place, as_declared(b.types[place])) for place in dests]
     signs, across = _trailing(rest, at, form, from_registers=isinstance(a, Vector))
     source = _a_source(b, a, at)
     parts = a.parts if isinstance(a, Vector) else ()
@@ -602,8 +601,14 @@ def _own(warp: Warp, product: Product, slots: list[Slot], *, adds: bool) -> None
             warp.tainted.pop(place, None)
 
 
+def results_of(b: Binder, parts: Sequence[Operand], at: Instruction) -> list[Slot]:
+    """Where results of 32 bits go, and what makes each the register's."""
+    places = (b.dest(part, "b32", at)[0] for part in parts)
+    return [(place, _as_declared(b.types[place])) for place in places]
+
+
 @functools.cache
-def as_declared(kind: Any) -> Any:
+def _as_declared(kind: Any) -> Any:
     """What makes a result, kept as 32 bits, a value of the register."""
     return None if kind == np.dtype(np.uint32) else lambda value: value.view(kind)
 

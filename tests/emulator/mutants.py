@@ -49,6 +49,20 @@ RANGE_WAIT = "    ptx::mbarrier_wait_parity(ptx::shared_address(&shared.range_kn
 
 
 @dataclass(frozen=True)
+class Edit:
+    """One edit of a small kernel of the tests, and what is to be found."""
+
+    name: str
+    before: str
+    after: str
+    kind: Kind | None = None
+    """Of the report that names the mistake; None: a wrong result alone tells."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
 class Mutant:
     """One edit of one file, and what is to be found."""
 
@@ -70,15 +84,22 @@ class Mutant:
         return self.name
 
 
+def edited(source: Path, folder: Path, before: str, after: str) -> Path:
+    """A source in a folder with one edit, which has to fit exactly once."""
+    text = source.read_text()
+    if text.count(before) != 1:
+        raise ValueError(f"{before!r}: {text.count(before)} places, expected 1")
+    path = folder / source.name
+    path.write_text(text.replace(before, after))
+    return path
+
+
 def compile_mutant(mutant: Mutant, kernel: Kernel, folder: Path, arch: str) -> Binary:
     """The kernel with the edit, which has to fit exactly once."""
     sources = folder / "csrc"
     shutil.copytree(compiler.sources(), sources)
     path = sources / mutant.file
-    text = path.read_text()
-    if text.count(mutant.before) != 1:
-        raise ValueError(f"{mutant.name}: {text.count(mutant.before)} places, expected 1")
-    path.write_text(text.replace(mutant.before, mutant.after))
+    edited(path, path.parent, mutant.before, mutant.after)
     return compile_from(sources, kernel, arch)
 
 

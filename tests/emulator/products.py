@@ -34,16 +34,6 @@ def compile_product(format: str, source: Path = SOURCE) -> Binary:
     return compiler.compile_kernel(kernel, ARCH, assemble=False)
 
 
-def edited(folder: Path, before: str, after: str) -> Path:
-    """A copy of the kernel's source with one edit, which has to fit exactly once."""
-    text = SOURCE.read_text()
-    if text.count(before) != 1:
-        raise ValueError(f"{before!r}: {text.count(before)} places, expected 1")
-    path = folder / SOURCE.name
-    path.write_text(text.replace(before, after))
-    return path
-
-
 @dataclass
 class Product:
     """Operands, and what the kernel has to make of them."""

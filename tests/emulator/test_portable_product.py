@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mutants import MARKS, SEEDS, with_slow_ones
+from mutants import MARKS, SEEDS, Edit, edited, with_slow_ones
 from test_mma import halves
 
 from mqa.cuda import compiler
@@ -95,22 +95,12 @@ def test_its_sums_are_those_of_the_model(arch: str, model: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """One edit, and what is to be found."""
-
-    name: str
-    before: str
-    after: str
-    kind: Kind | None = None
-    """Of the report that names the mistake; None: a wrong result alone tells."""
+class Mutant(Edit):
     says: str = ""
     wait_for: int = WAIT_FOR
     depth: int = DEPTH
     seen: bool = True
     """Whether the product is wrong where nothing is checked and nothing late."""
-
-    def __str__(self) -> str:
-        return self.name
 
 
 WAIT = '    asm volatile("cp.async.wait_group %0;" ::"n"(kWaitFor) : "memory");\n'
@@ -149,10 +139,7 @@ MUTANTS = (
 
 @pytest.mark.parametrize("mutant", with_slow_ones(MUTANTS, {str(one) for one in MUTANTS[::2]}))
 def test_a_mistake_is_found_by_name(mutant: Mutant, tmp_path: Path) -> None:
-    text = SOURCE.read_text()
-    assert not mutant.before or text.count(mutant.before) == 1
-    path = tmp_path / SOURCE.name
-    path.write_text(text.replace(mutant.before, mutant.after) if mutant.before else text)
+    path = edited(SOURCE, tmp_path, mutant.before, mutant.after) if mutant.before else SOURCE
     case, binary = make_case(0, mutant.depth), compiled(path, wait_for=mutant.wait_for)
     right = case.a @ case.b.T
     if mutant.kind is None:

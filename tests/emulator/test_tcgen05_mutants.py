@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutants import DEEP_SEEDS, DEEP_STEP, MARKS, SEEDS, source_lines
-from products import FORMATS, compile_product, edited, make_product
+from mutants import DEEP_SEEDS, DEEP_STEP, MARKS, SEEDS, Edit, edited, source_lines
+from products import FORMATS, SOURCE, compile_product, make_product
 
 from mqa.emulator import Kind
 
@@ -16,14 +16,7 @@ pytestmark = MARKS
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """One edit, and what is to be found."""
-
-    name: str
-    before: str
-    after: str
-    kind: Kind | None = None
-    """Of the report that names the mistake; None: a wrong result alone tells."""
+class Mutant(Edit):
     names: str = ""
     """What the report says of the barrier or the memory."""
     at: str = ""
@@ -101,9 +94,9 @@ MUTANTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_mistake_is_found_and_named(mutant: Mutant, tmp_path: Path) -> None:
-    source = edited(tmp_path, mutant.before, mutant.after)
+    source = edited(SOURCE, tmp_path, mutant.before, mutant.after)
     binary, product = compile_product(mutant.format, source), make_product(mutant.format)
     if mutant.kind is None:
         assert product.launch(binary, "eager") is not None or not product.is_right()
@@ -155,7 +148,7 @@ def hunt(format: Any, seeds: range) -> None:
 def test_hardware_that_works_in_order_hides_early_scales(mutant: str, tmp_path: Path) -> None:
     """What Blackwell is said to do beyond what the ISA promises."""
     edit = next(m for m in MUTANTS if m.name == mutant)
-    source = edited(tmp_path, edit.before, edit.after)
+    source = edited(SOURCE, tmp_path, edit.before, edit.after)
     binary, product = compile_product(edit.format, source), make_product(edit.format)
     for seed in range(3):
         assert product.launch(binary, "hunt", seed, tensor_pipe="in-order") is None

@@ -12,6 +12,17 @@
 
 namespace mqa::score {
 
+// The barrier that all warps have to know before they wait for the others, by one thread.
+template <typename Tiling>
+__device__ __forceinline__ void prepare_first(const ptx::TensorMap& q_map,
+                                              const ptx::TensorMap& k_map,
+                                              typename Tiling::Storage& shared) {
+  if (threadIdx.x != kPreparingWarp * kWarpSize) return;
+  ptx::mbarrier_init(ptx::shared_address(&shared.range_known), 2 * ptx::kWarpArrivals);
+  ptx::prefetch_tensormap(&q_map);
+  ptx::prefetch_tensormap(&k_map);
+}
+
 template <typename Tiling, typename Source>
 struct Feed {
   using Arguments = typename Source::Arguments;

@@ -14,18 +14,7 @@
 
 namespace mqa::sm90 {
 
-// The barrier that all warps have to know before they wait for the others, by one thread.
-template <typename Tiling>
-__device__ __forceinline__ void prepare_first(const ptx::TensorMap& q_map,
-                                              const ptx::TensorMap& k_map,
-                                              typename Tiling::Storage& shared) {
-  if (threadIdx.x != kPreparingWarp * kWarpSize) return;
-  ptx::mbarrier_init(ptx::shared_address(&shared.range_known), 2 * ptx::kWarpArrivals);
-  ptx::prefetch_tensormap(&q_map);
-  ptx::prefetch_tensormap(&k_map);
-}
-
-// The others, while the schedule is on its way, by one warp.
+// Barriers but the first, while the schedule is on its way, by one warp.
 template <typename Tiling>
 __device__ __forceinline__ void prepare(int k_arrivals, typename Tiling::Storage& shared) {
   if (threadIdx.x % kWarpSize == 0) {

@@ -10,7 +10,7 @@
 
 namespace mqa::score {
 
-// Field by field as in mqa/cuda/dense.py. Strides are in elements.
+// Field by field as in mqa/cuda/dense.py. Strides are in elements, those of q and k in bytes.
 struct DenseArguments {
   const float* k_scale;
   const void* weights;
@@ -18,11 +18,15 @@ struct DenseArguments {
   const int32_t* end;
   const int32_t* schedule;  // [parts + 1, 2] or null
   void* logits;
-  const unsigned char* q;  // of converted formats, else null
+  const unsigned char* k;  // where a kernel reads keys itself, else null
+  const unsigned char* q;  // where it reads queries itself, else null
   const uint32_t* q_scale;
   int64_t k_scale_stride;
-  int64_t q_row_stride;  // in bytes
+  int64_t q_row_stride;
   int64_t q_head_stride;
+  int64_t k_row_stride;
+  int64_t k_dim_stride;
+  int64_t q_dim_stride;
   int64_t q_scale_row_stride;
   int64_t q_scale_head_stride;
   int64_t weights_row_stride;
@@ -35,6 +39,7 @@ struct DenseArguments {
   int32_t rows;
   int32_t tokens;
   int32_t width;
+  int32_t heads;
   bool weights_are_bf16;
   bool compressed;
   bool clean;

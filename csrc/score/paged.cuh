@@ -11,7 +11,8 @@
 
 namespace mqa::score {
 
-// Field by field as in mqa/cuda/paged.py. Strides are in elements, those of pages in bytes.
+// Field by field as in mqa/cuda/paged.py. Strides are in elements, those of pages and of
+// q in bytes.
 struct PagedArguments {
   const unsigned char* cache;
   const void* weights;
@@ -20,11 +21,12 @@ struct PagedArguments {
   const int32_t* indices;   // or null
   const int32_t* schedule;  // [parts + 1, 2] or null
   void* logits;
-  const unsigned char* q;  // of converted formats, else null
+  const unsigned char* q;  // where a kernel reads queries itself, else null
   const uint32_t* q_scale;
   int64_t page_stride;
-  int64_t q_row_stride;  // in bytes
+  int64_t q_row_stride;
   int64_t q_head_stride;
+  int64_t q_dim_stride;
   int64_t q_scale_row_stride;
   int64_t q_scale_head_stride;
   int64_t weights_row_stride;
@@ -42,10 +44,12 @@ struct PagedArguments {
   Divisor next_n;
   Divisor groups_of_request;
   Divisor table_lines;  // that the block table of a request may take, of 128 bytes if contiguous
+  Divisor page;         // a page's tokens
   int32_t limit;  // most tokens that a row may have: columns of the result and of the block table
   int32_t pages;
-  int32_t page_shift;  // log2 of a page's tokens
+  int32_t page_shift;  // log2 of a page's tokens, where they are a power of 2
   int32_t width;
+  int32_t heads;
   float groups_of_part;  // of an even schedule
   bool last_only;        // lens are [B], of the last row of each request
   bool weights_are_bf16;

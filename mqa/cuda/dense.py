@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mqa import devices
-from mqa.cuda.operands import q_nulls, q_scalars, row_bytes, strides
+from mqa.cuda.operands import nulls, q_scalars, row_bytes, strides
 from mqa.cuda.plan import Plan, Scalar, Struct
 from mqa.validate import DenseCall
 
 
 @dataclass(frozen=True, slots=True)
 class DenseFacts:
-    """All that a dense launch depends on, addresses and values aside. Strides in elements."""
+    """All that a dense launch depends on, addresses and values aside. Strides in elements, those of
+    q and k in bytes."""
 
     rows: int
     tokens: int
@@ -42,18 +43,27 @@ class DenseFacts:
     logits_stride: int
     elements: str = "Fp8"
     q_scale_strides: tuple[int, int] = (0, 0)
+    k_dim_stride: int = 1
+    q_dim_stride: int = 1
 
 
-def dense_arguments(facts: DenseFacts, q_pointers: tuple[str, ...]) -> Struct:
+def dense_arguments(facts: DenseFacts, q_pointers: tuple[str, ...], k_pointer: str = "") -> Struct:
     """DenseArguments, field by field. `q_pointers`: names of q and its scales if the kernel reads
-    them itself, empty for one of them that it does not, nothing for both."""
+    them itself, empty for one of them that it does not, nothing for both; `k_pointer`: the same of
+    k, by a kernel that reads q itself."""
     schedule = "schedule" if facts.scheduled else ""
+    operands = (k_pointer, *q_pointers) if q_pointers else ()
+    strides = (
+        ("k_row_stride", facts.k_stride),
+        ("k_dim_stride", facts.k_dim_stride),
+        ("q_dim_stride", facts.q_dim_stride),
+    )
     return Struct(
-        ("kv_scale", "w", "start", "end", schedule, "out", *q_pointers),
+        ("kv_scale", "w", "start", "end", schedule, "out", *operands),
         (
-            *q_nulls(q_pointers),
+            *nulls(("k", "q", "q_scale"), operands),
             Scalar("k_scale_stride", "q", facts.k_scale_stride),
-            *q_scalars(facts.q_strides, facts.q_scale_strides),
+            *q_scalars(facts.q_strides, strides, facts.q_scale_strides),
             Scalar("weights_row_stride", "q", facts.weights_strides[0]),
             Scalar("weights_head_stride", "q", facts.weights_strides[1]),
             Scalar("schedule_row_stride", "q", facts.schedule_strides[0]),
@@ -64,6 +74,7 @@ def dense_arguments(facts: DenseFacts, q_pointers: tuple[str, ...]) -> Struct:
             Scalar("rows", "i", facts.rows),
             Scalar("tokens", "i", facts.tokens),
             Scalar("width", "i", facts.width),
+            Scalar("heads", "i", facts.heads),
             Scalar("weights_are_bf16", "?", facts.bf16_weights),
             Scalar("compressed", "?", facts.compressed),
             Scalar("clean", "?", facts.clean),
@@ -98,6 +109,8 @@ def dense_facts(call: DenseCall, out: Tensor, elements: str = "Fp8") -> DenseFac
         logits_stride=out.stride(0),
         elements=elements,
         q_scale_strides=(0, 0) if call.q_scale is None else strides(call.q_scale),
+        k_dim_stride=call.k.stride(1) * call.k.element_size(),
+        q_dim_stride=call.q.stride(2) * call.q.element_size(),
     )
 
 

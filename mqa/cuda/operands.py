@@ -31,16 +31,22 @@ def strides(tensor: Tensor) -> tuple[int, int]:
     return first, second
 
 
-def q_nulls(q_pointers: tuple[str, ...]) -> tuple[Scalar, ...]:
-    """Where a kernel reads neither q nor its scales by a pointer, its struct has two null ones."""
-    return () if q_pointers else (Scalar("q", "p", 0), Scalar("q_scale", "p", 0))
+def nulls(names: tuple[str, ...], pointers: tuple[str, ...]) -> tuple[Scalar, ...]:
+    """Where a kernel reads none of these tensors by a pointer, its struct has null ones."""
+    return () if pointers else tuple(Scalar(name, "p", 0) for name in names)
 
 
-def q_scalars(q_strides: tuple[int, int], scale_strides: tuple[int, int]) -> tuple[Scalar, ...]:
-    """What stands in a struct for q: strides of rows and heads, of q in bytes."""
+def q_scalars(
+    q_strides: tuple[int, int],
+    more_strides: tuple[tuple[str, int], ...],
+    scale_strides: tuple[int, int],
+) -> tuple[Scalar, ...]:
+    """What stands in a struct for q: strides of rows and heads, then of k and of dims, all in
+    bytes; those of q's scales in elements."""
     return (
         Scalar("q_row_stride", "q", q_strides[1]),
         Scalar("q_head_stride", "q", q_strides[0]),
+        *(Scalar(name, "q", value) for name, value in more_strides),
         Scalar("q_scale_row_stride", "q", scale_strides[0]),
         Scalar("q_scale_head_stride", "q", scale_strides[1]),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mqa import devices
-from mqa.cuda.operands import q_nulls, q_scalars, row_bytes, strides
+from mqa.cuda.operands import nulls, q_scalars, row_bytes, strides
 from mqa.cuda.plan import Plan, Scalar, Struct, divisor
 from mqa.formats.kv_cache import SCALE_BYTES
 from mqa.reference.schedule import GROUP
@@ -28,7 +28,8 @@ def groups_of_request(next_n: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PagedFacts:
-    """All that a paged launch depends on, addresses and values aside. Strides in elements."""
+    """All that a paged launch depends on, addresses and values aside. Strides in elements, those of
+    q and of pages in bytes."""
 
     requests: int
     next_n: int
@@ -58,6 +59,7 @@ class PagedFacts:
     logits_stride: int
     elements: str = "Fp8"
     q_scale_strides: tuple[int, int] = (0, 0)
+    q_dim_stride: int = 1
 
     @property
     def group_rows(self) -> int:
@@ -70,13 +72,14 @@ def paged_arguments(facts: PagedFacts, q_pointers: tuple[str, ...]) -> Struct:
     indices = "indices" if facts.varlen else ""
     schedule = "schedule" if facts.scheduled else ""
     per_request = groups_of_request(facts.next_n)
+    dims = (("q_dim_stride", facts.q_dim_stride),)
     limit = min(facts.width, facts.columns * facts.page_rows, _INT32_MAX)
     return Struct(
         ("cache", "w", "lens", "table", indices, schedule, "out", *q_pointers),
         (
-            *q_nulls(q_pointers),
+            *nulls(("q", "q_scale"), q_pointers),
             Scalar("page_stride", "q", facts.page_stride),
-            *q_scalars(facts.q_strides, facts.q_scale_strides),
+            *q_scalars(facts.q_strides, dims, facts.q_scale_strides),
             Scalar("weights_row_stride", "q", facts.weights_strides[0]),
             Scalar("weights_head_stride", "q", facts.weights_strides[1]),
             Scalar("lens_request_stride", "q", facts.lens_strides[0]),
@@ -92,10 +95,12 @@ def paged_arguments(facts: PagedFacts, q_pointers: tuple[str, ...]) -> Struct:
             *divisor("next_n", facts.next_n),
             *divisor("groups_of_request", per_request),
             *divisor("table_lines", max(-(-limit // (facts.page_rows * LINE_ENTRIES)), 1)),
+            *divisor("page", facts.page_rows),
             Scalar("limit", "i", limit),
             Scalar("pages", "i", facts.pages),
             Scalar("page_shift", "i", facts.page_rows.bit_length() - 1),
             Scalar("width", "i", facts.width),
+            Scalar("heads", "i", facts.heads),
             Scalar("groups_of_part", "f", facts.requests * per_request / facts.parts),
             Scalar("last_only", "?", facts.last_only),
             Scalar("weights_are_bf16", "?", facts.bf16_weights),
@@ -141,6 +146,7 @@ def paged_facts(call: PagedCall, out: Tensor, elements: str = "Fp8") -> PagedFac
         logits_stride=out.stride(0),
         elements=elements,
         q_scale_strides=(0, 0) if scale is None else (scale.stride(dimension), scale.stride(2)),
+        q_dim_stride=call.q.stride(3) * call.q.element_size(),
     )
 
 

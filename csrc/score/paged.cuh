@@ -44,11 +44,11 @@ struct PagedArguments {
   Divisor next_n;
   Divisor groups_of_request;
   Divisor table_lines;  // that the block table of a request may take, of 128 bytes if contiguous
-  Divisor page;         // a page's tokens
-  int32_t heads;
   int32_t limit;  // most tokens that a row may have: columns of the result and of the block table
   int32_t pages;
   int32_t page_shift;  // log2 of a page's tokens, where they are a power of 2
+  Divisor page;        // a page's tokens
+  int32_t heads;
   int32_t width;
   float groups_of_part;  // of an even schedule
   bool last_only;        // lens are [B], of the last row of each request

@@ -21,14 +21,19 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Returns once the grids that this one depends on are complete and their writes visible.
+// Returns once the grids that this one depends on are complete and their writes visible. What is
+// compiled for GPUs before SM90 starts only then: it is launched without leave to start earlier.
 __device__ __forceinline__ void griddepcontrol_wait() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // Lets dependent grids start as soon as every CTA said so.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // A barrier of `threads` threads of the CTA, one of 16 by number; __syncthreads() is number 0.

@@ -1,5 +1,5 @@
-// Cut points of a schedule, int32 [parts + 1, 2], by one cluster.
-// Meaning: mqa/reference/schedule.py, equal bit for bit.
+// Cut points of a schedule, int32 [parts + 1, 2], by one cluster, or by one CTA where there are no
+// clusters. Meaning: mqa/reference/schedule.py, equal bit for bit.
 //
 // Cut i is the first task that begins at or after weight floor(i * total / parts). Each CTA takes a
 // stretch of the groups, kRound at a time. Its warps weigh 32 groups at once, a chunk, and tell all
@@ -242,18 +242,33 @@ __device__ __forceinline__ void cut_round(const Source& source,
   }
 }
 
-template <typename Source>
-__global__ void __cluster_dims__(kMetadataCtas, 1, 1) __launch_bounds__(kMetadataThreads, 1)
-    metadata(const __grid_constant__ Source source) {
-  __shared__ MetadataStorage storage;
-  ptx::barrier_cluster_arrive_relaxed();
+// Shows all CTAs what each one's groups weigh, which this one's first warp knows.
+template <int kCtas>
+__device__ __forceinline__ void share_totals(int rank, int64_t own, MetadataStorage& storage) {
+  if constexpr (kCtas == 1) {
+    if (threadIdx.x == 0) storage.totals[0] = own;
+    __syncthreads();
+  } else {
+    ptx::barrier_cluster_wait();
+    if (threadIdx.x < kCtas)
+      ptx::st_shared_cluster(ptx::mapa(ptx::shared_address(&storage.totals[rank]), threadIdx.x),
+                             own);
+    __syncwarp();
+    ptx::barrier_cluster();
+  }
+}
+
+// Writes the cuts, by kCtas CTAs: by each those that lie in its stretch of the groups.
+template <int kCtas, typename Source>
+__device__ __forceinline__ void write_cuts(const Source& source, MetadataStorage& storage) {
+  if constexpr (kCtas > 1) ptx::barrier_cluster_arrive_relaxed();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  const int rank = ptx::cluster_ctarank();
+  int rank = 0;
+  if constexpr (kCtas > 1) rank = ptx::cluster_ctarank();
   const int64_t groups = source.groups();
   // Whole chunks, so that a warp's groups begin at a multiple of 8.
-  const int64_t stretch =
-      (groups + kMetadataCtas * kWarpSize - 1) / (kMetadataCtas * kWarpSize) * kWarpSize;
+  const int64_t stretch = (groups + kCtas * kWarpSize - 1) / (kCtas * kWarpSize) * kWarpSize;
   const int64_t begin = min(rank * stretch, groups), end = min(begin + stretch, groups);
 
   int64_t own = 0;
@@ -262,14 +277,10 @@ __global__ void __cluster_dims__(kMetadataCtas, 1, 1) __launch_bounds__(kMetadat
     own += weigh_round(source, first, end, storage);
     __syncthreads();
   }
-  ptx::barrier_cluster_wait();
-  if (threadIdx.x < kMetadataCtas)
-    ptx::st_shared_cluster(ptx::mapa(ptx::shared_address(&storage.totals[rank]), threadIdx.x), own);
-  __syncwarp();
-  ptx::barrier_cluster();
+  share_totals<kCtas>(rank, own, storage);
   int64_t before = 0, total = 0;
 #pragma unroll
-  for (int i = 0; i < kMetadataCtas; i++) {
+  for (int i = 0; i < kCtas; i++) {
     if (i == rank) before = total;
     total += storage.totals[i];
   }
@@ -288,5 +299,14 @@ __global__ void __cluster_dims__(kMetadataCtas, 1, 1) __launch_bounds__(kMetadat
     for (int i = threadIdx.x; i <= source.parts; i += kMetadataThreads)
       if (share(total, i, source.parts) == total) write_cut(source, i, source.end_place(), 0);
 }
+
+#if __CUDA_ARCH__ >= 900
+template <typename Source>
+__global__ void __cluster_dims__(kMetadataCtas, 1, 1) __launch_bounds__(kMetadataThreads, 1)
+    metadata(const __grid_constant__ Source source) {
+  __shared__ MetadataStorage storage;
+  write_cuts<kMetadataCtas>(source, storage);
+}
+#endif
 
 }  // namespace mqa::score

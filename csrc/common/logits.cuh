@@ -122,4 +122,54 @@ __device__ __forceinline__ void clean_rows(const Logits<Logit>& logits,
   ptx::cp_async_bulk_wait_group_0();
 }
 
+// The same range by all threads of a CTA: ordinary stores of 16 bytes, and of single entries before
+// and after them.
+template <typename Logit>
+__device__ __forceinline__ void fill_range_by_stores(Logit* begin, Logit* end) {
+  constexpr int kAtOnce = 16 / sizeof(Logit);
+  alignas(16) Logit values[kAtOnce];
+#pragma unroll
+  for (Logit& value : values)
+    value = minus_infinity<Logit>();
+  const uint4 vector = *reinterpret_cast<const uint4*>(values);
+  const uint64_t first = reinterpret_cast<uint64_t>(begin), last = reinterpret_cast<uint64_t>(end);
+  const uint64_t body = min((first + 15) / 16 * 16, last);
+  const uint64_t body_end = max(last / 16 * 16, body);
+  Logit* const tail = reinterpret_cast<Logit*>(body_end);
+  const int thread = threadIdx.x;
+  if (begin + thread < reinterpret_cast<Logit*>(body)) begin[thread] = values[0];
+  if (tail + thread < end) tail[thread] = values[0];
+#pragma unroll 1
+  for (uint64_t at = body + thread * 16; at < body_end; at += uint64_t{blockDim.x} * 16)
+    *reinterpret_cast<uint4*>(at) = vector;
+}
+
+template <typename Logit>
+__device__ __forceinline__ void fill_piece_by_stores(
+    Logit* line, int begin, int end, int index, int pieces) {
+  const uint32_t length = end - begin, size = ceil_div(end - begin, pieces);
+  const uint32_t from = min(index * size, length), to = min(from + size, length);
+  fill_range_by_stores(line + begin + from, line + begin + to);
+}
+
+// What clean_rows writes, for GPUs without bulk stores: by all threads of a CTA, at least 8, without
+// shared memory. They need not meet.
+template <typename Logit, typename RowWindows>
+__device__ __forceinline__ void clean_rows_by_stores(const Logits<Logit>& logits,
+                                                     const RowWindows& windows,
+                                                     int part,
+                                                     int parts) {
+  const int pieces = max(parts / windows.rows, 1), step = parts / pieces;
+  const int first = part / pieces, index = part % pieces;
+  if (first >= step) return;
+#pragma unroll 1
+  for (int row = first; row < windows.rows;) {
+    Logit* line = logits.data + row * logits.stride;
+    const int2 filled = logits.filled(windows[row]);
+    fill_piece_by_stores(line, 0, filled.x, index, pieces);
+    fill_piece_by_stores(line, filled.y, logits.width, index, pieces);
+    row = row < windows.rows - step ? row + step : windows.rows;  // rows may end near 2^31
+  }
+}
+
 }  // namespace mqa

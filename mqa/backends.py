@@ -17,9 +17,15 @@ import torch
 from torch import Tensor
 
 from mqa import arguments, config
+from mqa.cuda.portable import PORTABLE
 from mqa.cuda.sm90 import SM90, SM90_ACCURATE
 from mqa.cuda.sm100 import SM100
-from mqa.emulator.backend import SM90_ACCURATE_EMULATED, SM90_EMULATED, SM100_EMULATED
+from mqa.emulator.backend import (
+    PORTABLE_EMULATED,
+    SM90_ACCURATE_EMULATED,
+    SM90_EMULATED,
+    SM100_EMULATED,
+)
 from mqa.errors import BackendUnavailableError, FallbackWarning, callers_level
 from mqa.prepared import Launch
 from mqa.problem import Format, Problem
@@ -146,10 +152,12 @@ BACKENDS: tuple[Backend, ...] = (
     SM100,
     SM90,
     SM90_ACCURATE,
+    PORTABLE,
     REFERENCE,
     SM100_EMULATED,
     SM90_EMULATED,
     SM90_ACCURATE_EMULATED,
+    PORTABLE_EMULATED,
 )
 """Best first."""
 

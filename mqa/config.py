@@ -11,6 +11,7 @@ Variables are read once, at first use, so that they can be set after `import mqa
 | `MQA_CACHE_DIR` | directory of compiled kernels, default `$XDG_CACHE_HOME/mqa` or `~/.cache/mqa` |
 | `MQA_CACHE_PATH` | directories of compiled kernels that are only read, and read first |
 | `MQA_ARCH` | what GPUs' kernels are compiled for, such as `sm_100a`; default: by the GPU |
+| `MQA_PORTABLE_ARCH` | portable kernels become PTX of this, such as `compute_80` |
 | `MQA_NVRTC_OPTIONS` | more options for NVRTC, such as `-G` or `-DNAME`; separated as in a shell |
 """
 
@@ -90,6 +91,15 @@ def arch() -> str | None:
 
 
 @functools.cache
+def portable_arch() -> str | None:
+    """What portable kernels are compiled to in place of a binary for the GPU at hand."""
+    name = os.environ.get("MQA_PORTABLE_ARCH") or None
+    if name is not None and not re.fullmatch(r"compute_\d{2,3}", name):
+        raise ValueError(f"MQA_PORTABLE_ARCH={name!r}, expected a virtual one such as compute_80")
+    return name
+
+
+@functools.cache
 def nvrtc_options() -> tuple[str, ...]:
     text = os.environ.get("MQA_NVRTC_OPTIONS", "")
     try:
@@ -114,6 +124,7 @@ _READS = (
     cache_dir,
     cache_path,
     arch,
+    portable_arch,
     nvrtc_options,
     cuda_homes,
 )

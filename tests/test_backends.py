@@ -149,10 +149,12 @@ def test_backends_lists_all_with_reasons(backend_list: BackendList) -> None:
         "sm100",
         "sm90",
         "sm90-accurate",
+        "portable",
         "reference",
         "sm100-emulated",
         "sm90-emulated",
         "sm90-accurate-emulated",
+        "portable-emulated",
     ]
     backend_list(Picky())
     assert mqa.backends() == (

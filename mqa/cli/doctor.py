@@ -39,6 +39,7 @@ _VARIABLES: tuple[tuple[str, Callable[[], object]], ...] = (
     ("MQA_CACHE_DIR", config.cache_dir),
     ("MQA_CACHE_PATH", lambda: os.pathsep.join(map(str, config.cache_path())) or None),
     ("MQA_ARCH", config.arch),
+    ("MQA_PORTABLE_ARCH", config.portable_arch),
     ("MQA_NVRTC_OPTIONS", lambda: shlex.join(config.nvrtc_options()) or None),
 )
 

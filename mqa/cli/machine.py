@@ -16,8 +16,7 @@ import torch
 
 import mqa
 from mqa import config
-from mqa.cuda import compiler
-from mqa.cuda import driver as cuda_driver
+from mqa.cuda import compiler, targets
 
 _GIB = 1 << 30
 _PACKAGES = (
@@ -106,12 +105,19 @@ def summary(device: torch.device) -> dict[str, object]:
         "mqa": mqa.__version__,
         "commit": commit(),
         "kernels": kernels(),
-        "compiled for": cuda_driver.architecture(device) if on_gpu else None,
+        "compiled for": targets.architecture(device) if on_gpu else None,
+        "portable kernels compiled for": _portable_target(device),
         "NVRTC options": shlex.join(config.nvrtc_options()),
         "torch": torch.__version__,
         "driver": driver() if on_gpu else None,
         "NVRTC": installed("nvidia-cuda-nvrtc"),
     }
+
+
+def _portable_target(device: torch.device) -> str | None:
+    if device.type != "cuda" or compiler.unavailable() or targets.portable_misfit(device):
+        return None
+    return targets.portable(device)
 
 
 def without_paths(text: str) -> str:

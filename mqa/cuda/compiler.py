@@ -49,13 +49,13 @@ class Binary:
     """What NVRTC made of a kernel."""
 
     image: bytes
-    """The cubin; empty if it was not asked for."""
+    """The cubin; empty if it was not asked for, and of virtual architectures."""
     symbol: str
     """Mangled name of the kernel in it."""
     log: str
     """What the compiler and ptxas said: warnings, registers, spills."""
     ptx: str
-    """PTX that the cubin was assembled from. Files in it are those of the compiling machine."""
+    """PTX that the cubin is assembled from. Files in it are those of the compiling machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,17 @@ class Usage:
 
 
 def compile_kernel(kernel: Kernel, arch: str, *, assemble: bool = True) -> Binary:
-    """Compile `kernel` for an architecture such as "sm_90a"; with `assemble=False` to PTX alone,
-    in a third to a half less time.
+    """Compile `kernel` for an architecture such as "sm_90a"; for a virtual one ("compute_80"), or
+    with `assemble=False`, to PTX alone, in a third to a half less time.
 
     Any thread may call it, and threads compile at the same time. Raises `CompileError` where the
     source is wrong, `CompilerUnavailableError` where NVRTC or headers are missing, and
-    `ValueError` where `arch` is not of the form sm_<number>[a or f].
+    `ValueError` where `arch` is not of the form sm_<number>[a or f] or compute_<number>.
     """
-    if not re.fullmatch(r"sm_\d+[af]?", arch):
-        raise ValueError(f"arch={arch!r}, expected a real architecture such as 'sm_90a'")
+    if not re.fullmatch(r"sm_\d+[af]?|compute_\d+", arch):
+        expected = "an architecture such as 'sm_90a' or 'compute_80'"
+        raise ValueError(f"arch={arch!r}, expected {expected}")
+    assemble = assemble and not arch.startswith("compute_")
     nvrtc = _nvrtc()
     options = (*flags(arch, assemble=assemble), *_include_flags())
     unit, name = translation_unit(kernel).encode(), str(kernel).encode()
@@ -151,6 +153,13 @@ def release() -> tuple[int, int]:
     """Major and minor release of NVRTC, which are those of the CUDA that its cubins need."""
     major, minor = _nvrtc().nvrtcVersion()[1:]
     return int(major), int(minor)
+
+
+@functools.cache
+def architectures() -> tuple[int, ...]:
+    """Compute capabilities, times 10, that NVRTC compiles for."""
+    nvrtc = _nvrtc()
+    return tuple(sorted(map(int, _value(nvrtc.nvrtcGetSupportedArchs()))))
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from mqa import config, devices
-from mqa.cuda import cache, compiler, headers
+from mqa.cuda import cache, compiler, headers, targets
 from mqa.cuda.compiler import Binary
 from mqa.cuda.plan import Kernel, Plan
 from mqa.cuda.tensor_map import TensorMap, encode
@@ -73,31 +73,6 @@ def _driver() -> Any:
     return driver
 
 
-def architecture(device: torch.device | int) -> str:
-    """What kernels for `device` are compiled for: what MQA_ARCH says, else of compute capability
-    10.x the features of the whole family, so that one binary serves all of it, else those of that
-    very architecture."""
-    chosen = config.arch()
-    if chosen is not None:
-        return chosen
-    major, minor = torch.cuda.get_device_capability(device)
-    return "sm_100f" if major == 10 else f"sm_{major}{minor}a"
-
-
-def misfit(device: torch.device | int) -> str | None:
-    """Why what MQA_ARCH says does not run on `device`, None if it does or nothing is said: a
-    binary of `sm_100a` runs on 10.0 alone, one of `sm_100f` on 10.0 and later ones of 10.x."""
-    chosen = config.arch()
-    if chosen is None:
-        return None
-    found = torch.cuda.get_device_capability(device)
-    major, minor = int(chosen[3:-2]), int(chosen[-2])
-    family = chosen.endswith("f") and found[0] == major and found[1] >= minor
-    if family or found == (major, minor):
-        return None
-    return f"MQA_ARCH={chosen} does not run on compute capability {found[0]}.{found[1]}"
-
-
 class Launcher:
     """A plan on one device, its kernel compiled and loaded. Threads may share it."""
 
@@ -105,7 +80,7 @@ class Launcher:
         self.plan = plan
         self.index = device.index
         self._driver = _driver()
-        self._pdl = pdl
+        self._pdl = pdl and targets.waits(targets.of(plan.kernel, device))
         self._function = load(plan.kernel, device, plan.shared_bytes)
         self._shape = (plan.grid, 1, 1, plan.threads, 1, 1, plan.shared_bytes)
         self._maps = [_Encoded(map) for map in plan.maps]
@@ -189,16 +164,24 @@ class Launcher:
 
 def launcher(plan: Plan, device: torch.device) -> Launcher:
     """The launcher of a plan, compiled and loaded at the first request."""
-    return _launcher(plan, device, devices.get_pdl(device))
+    return _launcher(plan, device, devices.get_pdl(device), config.version())
 
 
 @functools.lru_cache(maxsize=1024)
-def _launcher(plan: Plan, device: torch.device, pdl: bool) -> Launcher:  # noqa: FBT001
+def _launcher(
+    plan: Plan,
+    device: torch.device,
+    pdl: bool,  # noqa: FBT001
+    _version: int,
+) -> Launcher:
+    """`_version`: of the settings, which may say what kernels are compiled for."""
     return Launcher(plan, device, pdl=pdl)
 
 
-_functions: dict[tuple[Kernel, int], Any] = {}
-_libraries: list[Any] = []
+_functions: dict[tuple[Kernel, int, str], Any] = {}
+_libraries: list[tuple[Any, bytearray]] = []
+"""With the logs that the driver may still write to: it may assemble PTX later than it is given."""
+_LOG_BYTES = 16 * 1024
 
 
 def load(kernel: Kernel, device: torch.device, shared_bytes: int) -> Any:
@@ -206,11 +189,12 @@ def load(kernel: Kernel, device: torch.device, shared_bytes: int) -> Any:
     global _loads
     given: int | None = device.index
     index = torch.cuda.current_device() if given is None else given
-    key = (kernel, index)
+    arch = targets.of(kernel, index)
+    key = (kernel, index, arch)
     found = _functions.get(key)
     if found is not None:
         return found
-    binary = cache.get(kernel, architecture(index))
+    binary = cache.get(kernel, arch)
     with _lock, torch.cuda.device(index):
         _bind(index)
         if key in _functions:
@@ -238,24 +222,36 @@ def _bind(index: int) -> None:
 
 
 def _load(kernel: Kernel, binary: Binary, shared_bytes: int) -> Any:
+    """A cubin is loaded as it is; PTX is assembled by the driver, which tells in a log what is
+    wrong with it."""
     driver = _driver()
-    none: list[Any] = []
-    library = _checked(
-        driver.cuLibraryLoadData(binary.image, none, none, 0, none, none, 0), kernel, "load"
+    names, none = driver.CUjit_option, []  # type: ignore[var-annotated]
+    image, options, values, log = binary.image, none, none, bytearray(_LOG_BYTES)
+    if not image:
+        image = binary.ptx.encode() + b"\0"
+        options = [names.CU_JIT_ERROR_LOG_BUFFER, names.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        values = [log, len(log)]
+    loaded = driver.cuLibraryLoadData(image, options, values, len(options), none, none, 0)
+    library = _checked(loaded, kernel, "load", log)
+    _libraries.append((library, log))
+    entry = _checked(
+        driver.cuLibraryGetKernel(library, binary.symbol.encode()), kernel, "find", log
     )
-    _libraries.append(library)
-    entry = _checked(driver.cuLibraryGetKernel(library, binary.symbol.encode()), kernel, "find")
-    function = _checked(driver.cuKernelGetFunction(entry), kernel, "load")
+    function = _checked(driver.cuKernelGetFunction(entry), kernel, "load", log)
     if shared_bytes > _DEFAULT_SHARED_BYTES:
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(driver.cuFuncSetAttribute(function, limit, shared_bytes), kernel, "set up")
     return function
 
 
-def _checked(result: tuple[Any, ...], kernel: Kernel, step: str) -> Any:
+def _checked(
+    result: tuple[Any, ...], kernel: Kernel, step: str, log: bytes | bytearray = b""
+) -> Any:
     error, *values = result
     if int(error):
-        raise RuntimeError(f"cannot {step} {kernel}: {_reason(int(error))}")
+        said = log.partition(b"\0")[0].decode(errors="replace").strip()
+        text = f"cannot {step} {kernel}: {_reason(int(error))}"
+        raise RuntimeError(f"{text}\n{said}" if said else text)
     return values[0] if values else None
 
 

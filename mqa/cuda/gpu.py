@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mqa.cuda import driver, metadata
+from mqa.cuda import driver, metadata, targets
 from mqa.cuda.dense import DenseFacts, dense_addresses, dense_facts
 from mqa.cuda.paged import PagedFacts, paged_addresses, paged_facts
 from mqa.cuda.plan import Kernel, Plan
@@ -28,6 +28,8 @@ class Gpu(ABC):
 
     capability: str
     """Which GPUs, for people: "9.0", "10.x"."""
+    metadata: tuple[Kernel, ...] = metadata.METADATA
+    """Kernels of dense and of paged schedules."""
 
     def __init__(
         self,
@@ -88,8 +90,12 @@ class Gpu(ABC):
         elif not self.takes(*(found := torch.cuda.get_device_capability(device))):
             has = f"{device} has {found[0]}.{found[1]}"
             yield f"needs compute capability {self.capability}, {has}"
-        elif (missing := driver.misfit(device) or driver.unavailable()) is not None:
+        elif (missing := self.misfit(device) or driver.unavailable()) is not None:
             yield missing
+
+    def misfit(self, device: torch.device) -> str | None:
+        """Why kernels compiled as the environment says do not run on `device`."""
+        return targets.misfit(device)
 
     def plan_dense(self, call: DenseCall, out: Tensor) -> Plan:
         return self.dense_plan(dense_facts(call, out, self.elements[call.problem.format]))
@@ -100,17 +106,18 @@ class Gpu(ABC):
     def plan_dense_cuts(
         self, start: Tensor, end: Tensor, num_kv_tokens: int, num_heads: int, out: Tensor
     ) -> Plan:
-        return metadata.dense_cuts_plan(start, end, num_kv_tokens, num_heads, out)
+        kernel = self.metadata[0]
+        return metadata.dense_cuts_plan(start, end, num_kv_tokens, num_heads, out, kernel)
 
     def plan_paged_cuts(self, context_lens: Tensor, indices: Tensor | None, out: Tensor) -> Plan:
-        return metadata.paged_cuts_plan(context_lens, indices, out)
+        return metadata.paged_cuts_plan(context_lens, indices, out, self.metadata[1])
 
     def dense(self, call: DenseCall, out: Tensor) -> Launch | None:
         plan = self.plan_dense(call, out)
         launcher = driver.launcher(plan, out.device)
         launcher.launch(dense_addresses(call, out, plan))
         # What is prepared is calls whose tensors are those of plain FP8 by tensor maps, in order.
-        plain = self.elements[call.problem.format] == "Fp8"
+        plain = self.elements[call.problem.format] == "Fp8" and not plan.kernel.portable
         return launcher.launch if call.problem.N and plain else None
 
     def paged(self, call: PagedCall, out: Tensor) -> None:
@@ -134,6 +141,10 @@ class Gpu(ABC):
         return not any(self._device_reasons(device))
 
     def accumulator(self, format: Format) -> str:
+        return self.accumulator_of(format, None)
+
+    def accumulator_of(self, format: Format, arch: str | None) -> str:
+        """The same of a GPU of that architecture; None: of the one at hand."""
         return self._models[format]
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
@@ -146,4 +157,4 @@ class Gpu(ABC):
         """Those that calls of a configuration may reach, and their dynamic shared memory."""
         paged = isinstance(problem, PagedProblem)
         facts = (problem.H, problem.D, problem.out, self.elements[problem.format])
-        return self.scoring_kernels(*facts, paged=paged) | {metadata.METADATA[paged]: 0}
+        return self.scoring_kernels(*facts, paged=paged) | {self.metadata[paged]: 0}

@@ -28,6 +28,9 @@ class Kernel:
     """Qualified name of the template, as C++ spells it."""
     arguments: tuple[str, ...] = ()
     """Template arguments, as C++ spells them."""
+    portable: bool = False
+    """Whether it uses what every GPU from compute capability 8.0 on has, and is compiled for the
+    one that runs it; else it is of one architecture and compiled for that."""
 
     def __str__(self) -> str:
         return f"{self.name}<{', '.join(self.arguments)}>" if self.arguments else self.name

@@ -40,13 +40,22 @@ def _layout_reasons(problem: Problem) -> Iterator[str]:
         sizes = (problem.S, heads, stored)
         yield from _row_reasons("kv", (problem.N, stored), layout.get("kv_stride", ()))
     yield from _row_reasons("q", sizes, layout.get("q_stride", ()))
-    for tensor, row in (("q", heads * stored), ("q_scale", heads)):
+    yield from request_reasons(problem)
+
+
+def request_reasons(problem: Problem) -> Iterator[str]:
+    """Queries of a paged call whose rows are not one stride apart, from request to request too."""
+    if not isinstance(problem, PagedProblem) or min(problem.B, problem.next_n) < 2:
+        return
+    layout, next_n = dict(problem.layout), problem.next_n
+    row_of_q = problem.H * row_bytes(ELEMENTS[problem.format], problem.D)
+    for tensor, row in (("q", row_of_q), ("q_scale", problem.H)):
         # Strides of inner dimensions may be left out.
-        request, *inner = layout.get(f"{tensor}_stride", (sizes[1] * row,))
-        if paged and min(sizes[:2]) > 1 and request != sizes[1] * (*inner, row)[0]:
+        request, *inner = layout.get(f"{tensor}_stride", (next_n * row,))
+        if request != next_n * (*inner, row)[0]:
             yield (
                 f"{tensor} has {request} from one request to the next, expected next_n times "
-                f"its row, {sizes[1] * (*inner, row)[0]}, as in {tensor}.contiguous()"
+                f"its row, {next_n * (*inner, row)[0]}, as in {tensor}.contiguous()"
             )
 
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mqa.cuda import sm90, sm100
+from mqa.cuda import portable, sm90, sm100
 from mqa.cuda.plan import Kernel
 
 REGISTRY: dict[str, Callable[[bool], tuple[Kernel, ...]]] = {
     "sm_100f": lambda every: sm100.kernels(every=every),
     "sm_90a": lambda every: sm90.kernels(every=every),
+    "sm_80": lambda every: portable.kernels(every=every),
 }
 """Architecture → its kernels: all of them, or (False) the set that covers every pair of choices.
-What kernels are compiled for where MQA_ARCH says nothing."""
+What kernels are compiled for where MQA_ARCH says nothing; portable ones for the oldest GPUs."""
 
-ALSO = {"sm_100a": "sm_100f", "sm_103a": "sm_100f"}
-"""Architectures that have the kernels of another one: of one GPU alone, not of its family."""
+_PORTABLE = (80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
+ALSO = {
+    "sm_100a": "sm_100f",
+    "sm_103a": "sm_100f",
+    **{f"sm_{number}": "sm_80" for number in _PORTABLE},
+    **{f"compute_{number}": "sm_80" for number in _PORTABLE},
+}
+"""Architectures that have the kernels of another one: one GPU of a family, targets of portable
+kernels, and what these become PTX of (MQA_PORTABLE_ARCH)."""
 
 
 def kernels(arch: str, *, every: bool = False) -> tuple[Kernel, ...]:
@@ -25,7 +33,7 @@ def kernels(arch: str, *, every: bool = False) -> tuple[Kernel, ...]:
     """
     same = ALSO.get(arch, arch)
     if same not in REGISTRY:
-        also = (name for name, other in ALSO.items() if other in REGISTRY)
-        known = ", ".join(sorted((*REGISTRY, *also))) or "none in this version"
+        also = {name for name, other in ALSO.items() if other in REGISTRY}
+        known = ", ".join(sorted({*REGISTRY} | also)) or "none in this version"
         raise ValueError(f"arch={arch!r}, expected one of: {known}")
     return REGISTRY[same](every)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mqa.cuda import cache, compiler
 from mqa.cuda.plan import Kernel, Plan
+from mqa.cuda.portable import PORTABLE
 from mqa.cuda.sm90 import SM90, SM90_ACCURATE
 from mqa.cuda.sm100 import SM100
 from mqa.prepared import Launch
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from mqa.emulator.tensor_order import TensorPipe
     from mqa.emulator.trace import Timeline
 
-ARCH, BLACKWELL_ARCH = "sm_90a", "sm_100f"
+ARCH, BLACKWELL_ARCH, PORTABLE_ARCH = "sm_90a", "sm_100f", "sm_80"
 
 
 class Plans(Protocol):
@@ -49,7 +50,7 @@ class Plans(Protocol):
         self, context_lens: Tensor, indices: Tensor | None, out: Tensor
     ) -> Plan: ...
 
-    def accumulator(self, format: Format) -> str: ...
+    def accumulator_of(self, format: Format, arch: str | None) -> str: ...
 
     def kernels_of(self, problem: Problem) -> Mapping[Kernel, int]: ...
 
@@ -171,7 +172,7 @@ class Emulated:
         return False
 
     def accumulator(self, format: Format) -> str:
-        return self._backend.accumulator(format)
+        return self._backend.accumulator_of(format, self._arch)
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
         kernels = self._backend.kernels_of(problem)
@@ -208,4 +209,8 @@ def execute(plan: Plan, tensors: Mapping[str, Tensor | None], arch: str) -> None
 SM90_EMULATED = Emulated(SM90, ARCH)
 SM90_ACCURATE_EMULATED = Emulated(SM90_ACCURATE, ARCH)
 SM100_EMULATED = Emulated(SM100, BLACKWELL_ARCH)
-EMULATED = {one.name: one for one in (SM100_EMULATED, SM90_EMULATED, SM90_ACCURATE_EMULATED)}
+PORTABLE_EMULATED = Emulated(PORTABLE, PORTABLE_ARCH)
+EMULATED = {
+    one.name: one
+    for one in (SM100_EMULATED, SM90_EMULATED, SM90_ACCURATE_EMULATED, PORTABLE_EMULATED)
+}

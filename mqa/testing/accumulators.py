@@ -177,13 +177,22 @@ def _largest_product(a: F64, b: F64) -> I32:
     return found
 
 
+_PAIRS = {
+    4: ((0, 4), (1, 5), (2, 6), (3, 7)),
+    8: ((0, 2), (1, 3)),
+    16: ((0, 1), (2, 3)),
+}
+"""By bits of an element: which ones of a word, of 16-bit ones of two words, share a half of K."""
+
+
 @dataclass(frozen=True)
 class Reordered:
     """A model whose kernels take the dims of a dot in another order, steps of 16 after each other.
 
     A row of `bits`-bit elements is shared out to four threads, 16 bytes at a time (less where it is
-    shorter than 64). A step takes four elements of each thread: a 4-byte word of 8-bit ones, of
-    eight 4-bit ones first 0, 4, 1, 5, then 2, 6, 3, 7.
+    shorter than 64). A step takes four elements of each thread, two for the lower eight of K, then
+    two for the upper: of a 4-byte word of 8-bit ones 0, 2 and 1, 3; of eight 4-bit ones 0, 4 and
+    1, 5, then 2, 6 and 3, 7; of 16-bit ones a word each.
     """
 
     model: FusedTruncating
@@ -199,15 +208,14 @@ class Reordered:
 
     def _order(self, dims: int) -> list[int]:
         chunk = min(16, dims * self.bits // 32)
-        halves, words = dims * self.bits // 32 // chunk, chunk // 4
-        in_word = ((0, 1, 2, 3),) if self.bits == 8 else ((0, 4, 1, 5), (2, 6, 3, 7))
+        parts, unit = dims * self.bits // 32 // chunk, 8 if self.bits == 16 else 4
         return [
-            ((half * 4 + thread) * chunk + word * 4) * 8 // self.bits + element
-            for half in range(halves)
-            for word in range(words)
-            for elements in in_word
+            ((part * 4 + thread) * chunk + at) * 8 // self.bits + element
+            for part in range(parts)
+            for at in range(0, chunk, unit)
+            for pair in _PAIRS[self.bits]
             for thread in range(4)
-            for element in elements
+            for element in pair
         ]
 
 
@@ -252,6 +260,12 @@ HOPPER_E4M3_IN_BF16 = Reordered(HOPPER_BF16, 8)
 """E4M3, scaled or not, that the `sm90` backends convert to bfloat16."""
 HOPPER_E2M1_IN_BF16 = Reordered(HOPPER_BF16, 4)
 """E2M1 with block scales, converted likewise."""
+AMPERE_E4M3_IN_BF16 = Reordered(AMPERE_BF16, 8)
+"""E4M3, scaled or not, that the `portable` backend converts to bfloat16, on SM80 to SM89."""
+AMPERE_E2M1_IN_BF16 = Reordered(AMPERE_BF16, 4)
+HOPPER_MMA_E4M3_IN_BF16 = Reordered(HOPPER_MMA_BF16, 8)
+"""The same from SM90 on."""
+HOPPER_MMA_E2M1_IN_BF16 = Reordered(HOPPER_MMA_BF16, 4)
 BLACKWELL_F16 = FusedTruncating(bits=25, k=16, min_exponent=-14)
 """float16 `tcgen05.mma`; like all models of Blackwell as published (MMA-Sim), not confirmed."""
 BLACKWELL_BF16 = FusedTruncating(bits=25, k=16, min_exponent=-126)

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from mqa import devices, validate
 from mqa.backends import BACKENDS, choose
-from mqa.cuda import compiler, driver, metadata, operands, sm100, sm100_tiles, storage, variants
+from mqa.cuda import (
+    compiler,
+    driver,
+    metadata,
+    operands,
+    sm100,
+    sm100_tiles,
+    storage,
+    targets,
+    variants,
+)
 from mqa.cuda.covering import covering
 from mqa.cuda.plan import MAX_SHARED_BYTES, WARP, Barrier, Kernel, Plan
 from mqa.cuda.sm100 import SM100
@@ -71,7 +81,7 @@ def test_gpus_of_capability_10_get_this_backend_and_kernels_of_the_family(
     capability: Any, minor: int
 ) -> None:
     capability(10, minor)
-    assert driver.architecture(GPU) == "sm_100f"
+    assert targets.architecture(GPU) == "sm_100f"
     for line in (DENSE, PAGED, DENSE.replace("fp8", "mxfp4"), PAGED.replace("fp8", "mxfp8")):
         assert reasons(line) == []
         assert choose(parse(line), GPU).name == "sm100"
@@ -84,7 +94,7 @@ def test_gpus_of_other_capabilities_get_another(capability: Any) -> None:
     for major, minor in ((8, 0), (9, 0), (11, 0), (12, 0)):
         capability(major, minor)
         assert reasons(DENSE) == [f"needs compute capability 10.x, cuda:0 has {major}.{minor}"]
-        assert driver.architecture(GPU) == f"sm_{major}{minor}a"
+        assert targets.architecture(GPU) == f"sm_{major}{minor}a"
         assert not SM100.schedules_on(GPU)
     capability(9, 0)
     assert choose(parse(DENSE), GPU).name == "sm90"
@@ -107,7 +117,7 @@ def test_an_architecture_may_be_asked_for_where_it_runs(
     setenv("MQA_ARCH", arch)
     for found in ((10, 0), (10, 3)):
         capability(*found)
-        assert driver.architecture(GPU) == arch
+        assert targets.architecture(GPU) == arch
         said = f"MQA_ARCH={arch} does not run on compute capability {found[0]}.{found[1]}"
         assert reasons(DENSE) == ([] if found in runs_on else [said])
 
@@ -115,7 +125,7 @@ def test_an_architecture_may_be_asked_for_where_it_runs(
 def test_kernels_of_the_family_are_those_of_its_gpus() -> None:
     for arch in ("sm_100a", "sm_103a"):
         assert variants.kernels(arch) == variants.kernels("sm_100f")
-    with pytest.raises(ValueError, match=r"expected one of: sm_100a, sm_100f, sm_103a, sm_90a$"):
+    with pytest.raises(ValueError, match=r"sm_100a, sm_100f, .*sm_103a, .*sm_90a$"):
         variants.kernels("sm_120a")
 
 

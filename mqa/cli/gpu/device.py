@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mqa.cuda.driver import architecture
+from mqa.cuda.targets import architecture
 from mqa.testing.timing import Work
 
 _GATE = 200_000

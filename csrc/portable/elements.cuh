@@ -1,0 +1,201 @@
+// Element formats: how tensor cores get them. All are exact in bfloat16, with their block scales; E4M3
+// without is also exact in float16, in fewer instructions.
+//
+// A product takes 16 dims a step. Which ones is free as long as q and k agree: thread c of four gets
+// the c'th kChunk bytes of each part of a row and takes step after step from them, four elements
+// each. Two of these are in the lower half of the step (columns 2c, 2c + 1 of the fragment), two in
+// the upper half (8 further).
+#pragma once
+
+#include <cuda/std/cstdint>
+
+#include "ptx/control.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/mma.cuh"
+
+namespace mqa::portable {
+
+using cuda::std::uint16_t;
+using cuda::std::uint32_t;
+
+// Four elements of a step.
+struct Pairs {
+  uint32_t low;
+  uint32_t high;
+};
+
+__device__ __forceinline__ Pairs multiply(Pairs pairs, uint32_t factor) {
+  return {ptx::fma_mul_bf16x2(pairs.low, factor), ptx::fma_mul_bf16x2(pairs.high, factor)};
+}
+
+__device__ __forceinline__ constexpr uint32_t twice(uint32_t half) {
+  return half | half << 16;
+}
+
+// Of 2^(code - 127 + kShift), two factors that bfloat16 has, as pairs. The second one is 1 unless the
+// first would be out of range. Code 255 is NaN.
+template <int kShift>
+struct Factors {
+  static constexpr uint32_t kMost = 254 - kShift;  // the largest code that one factor is enough for
+  uint32_t factor;
+  uint32_t rest;
+  bool large;
+
+  __device__ __forceinline__ Factors(uint32_t code)
+      : factor(twice(code == 255 ? 0x7fc0 : min(code, kMost) + kShift << 7)),
+        rest(twice(max(code, kMost) + 127 - kMost << 7)), large(code > kMost) {}
+};
+
+// E4M3. Bits of a pair, elements 1 and 3 of a word, where a 16-bit number has sign, exponent and
+// mantissa if its exponent takes kShift bits more: the value times a power of two, also of subnormal
+// ones. NaN would become 480.
+struct E4m3 {
+  static constexpr int kBits = 8;
+  static constexpr bool kScaled = true;
+
+  template <int kShift>
+  static __device__ __forceinline__ uint32_t pair(uint32_t above, uint32_t word) {
+    constexpr uint32_t kMask = twice(0x7f00 >> kShift);
+    return (above & kMask) | (word & 0x80008000);
+  }
+  // Elements 0 and 2, and 1 and 3.
+  template <int kShift>
+  static __device__ __forceinline__ Pairs pairs(uint32_t word) {
+    return {pair<kShift>(word << (8 - kShift), word << 8), pair<kShift>(word >> kShift, word)};
+  }
+  // Bit 7 of every byte that is NaN; other bits mean nothing.
+  static __device__ __forceinline__ uint32_t nan_bits(uint32_t word) {
+    return (word & 0x7f7f7f7f) + 0x01010101;
+  }
+  // The same pairs, NaN where the word has NaN.
+  static __device__ __forceinline__ Pairs with_nan(Pairs pairs, uint32_t word) {
+    const uint32_t found = nan_bits(word) & 0x80808080;
+    return {pairs.low | (found >> 7 & 0x00010001) * 0x7fff,
+            pairs.high | (found >> 15 & 0x00010001) * 0x7fff};
+  }
+};
+
+// float8_e4m3fn with a float32 scale of keys, after the sum. Products are in float16.
+#if __CUDA_ARCH__ >= 890
+struct Fp8 : E4m3 {
+  static constexpr bool kHalf = true;
+  static constexpr bool kBlockScaled = false;
+  static constexpr bool kLosesNan = false;
+
+  static __device__ __forceinline__ Pairs decode(uint32_t word) {
+    return {ptx::f16x2_from_e4m3x2(static_cast<uint16_t>(word)),
+            ptx::f16x2_from_e4m3x2(static_cast<uint16_t>(word >> 16))};
+  }
+  static __device__ __forceinline__ Pairs query(Pairs pairs) { return pairs; }
+  static __device__ __forceinline__ float relu(float dot) { return ptx::max_nan(dot, 0.0f); }
+};
+#else
+// Keys are multiplied by 2^-8, which bits cost nothing, and queries by 2^7, at which 448 is still in
+// range. So a dot comes halved, and x + |x| is twice its relu.
+struct Fp8 : E4m3 {
+  static constexpr bool kHalf = true;
+  static constexpr bool kBlockScaled = false;
+  static constexpr bool kLosesNan = true;
+
+  static __device__ __forceinline__ Pairs decode(uint32_t word) { return pairs<1>(word); }
+  static __device__ __forceinline__ Pairs query(Pairs pairs) {
+    constexpr uint32_t kFactor = twice(15 + 15 << 10);  // 2^15
+    return {ptx::mul_f16x2(pairs.low, kFactor), ptx::mul_f16x2(pairs.high, kFactor)};
+  }
+  static __device__ __forceinline__ float relu(float half) { return half + fabsf(half); }
+};
+#endif
+
+struct Mxfp8 : E4m3 {
+  static constexpr int kShift = 120;  // bits give the value times 2^-120
+  static constexpr bool kHalf = false;
+  static constexpr bool kBlockScaled = true;
+  static constexpr bool kLosesNan = true;
+
+  static __device__ __forceinline__ Pairs decode(uint32_t word) { return pairs<4>(word); }
+  static __device__ __forceinline__ float relu(float dot) { return ptx::max_nan(dot, 0.0f); }
+};
+
+// E2M1, the even element of a byte in its lower half. Its bits, put where bfloat16 has sign, exponent
+// and mantissa, are the value times 2^-126, also those of the subnormal 0.5.
+struct Mxfp4 {
+  static constexpr int kBits = 4;
+  static constexpr int kShift = 126;
+  static constexpr bool kHalf = false;
+  static constexpr bool kBlockScaled = true;
+  static constexpr bool kScaled = true;
+  static constexpr bool kLosesNan = false;
+
+  // Element i of a word and element i + 4, which lie at the same place of its halves.
+  static __device__ __forceinline__ uint32_t pair(uint32_t word, int i) {
+    const uint32_t rest = (i == 0   ? word << 6
+                           : i == 1 ? word << 2
+                           : i == 2 ? word >> 2
+                                    : word >> 6);
+    return (word << (12 - 4 * i) & 0x80008000) | (rest & 0x01c001c0);
+  }
+  static __device__ __forceinline__ Pairs decode(uint32_t word, int step) {
+    return {pair(word, 2 * step), pair(word, 2 * step + 1)};
+  }
+  static __device__ __forceinline__ float relu(float dot) { return ptx::max_nan(dot, 0.0f); }
+};
+
+struct Bf16 {
+  static constexpr int kBits = 16;
+  static constexpr bool kHalf = false;
+  static constexpr bool kBlockScaled = false;
+  static constexpr bool kScaled = false;
+  static constexpr bool kLosesNan = false;
+
+  static __device__ __forceinline__ float relu(float dot) { return ptx::max_nan(dot, 0.0f); }
+};
+
+// How rows lie in memory, and which dims a thread takes of them.
+template <typename Format, int kDim>
+struct RowOf {
+  static constexpr int kBytes = kDim * Format::kBits / 8;
+  static constexpr int kChunk = kBytes / 4 < 16 ? kBytes / 4 : 16;  // bytes of a thread in a part
+  static constexpr int kParts = kBytes / 4 / kChunk;
+  static constexpr int kWords = kChunk / 4;  // of a thread in a part
+  static constexpr int kSteps = kDim / 16;
+  static constexpr int kPartSteps = kSteps / kParts;
+
+  // The scale code of thread c's chunk of a part, from a row's four.
+  static __device__ __forceinline__ uint32_t code(uint32_t codes, int part, int c) {
+    const int dim = (part * 4 + c) * kChunk * 8 / Format::kBits;
+    return codes >> dim / 32 * 8 & 255;
+  }
+
+  // Step `step` of a part, without scales.
+  static __device__ __forceinline__ Pairs decode(const uint32_t (&words)[kWords], int step) {
+    if constexpr (Format::kBits == 16) {
+      return {words[2 * step], words[2 * step + 1]};
+    } else if constexpr (Format::kBits == 8) {
+      return Format::decode(words[step]);
+    } else {
+      return Format::decode(words[step / 2], step % 2);
+    }
+  }
+
+  // All steps of a part, with their scale, into `pairs`. By a warp.
+  static __device__ __forceinline__ void convert(const uint32_t (&words)[kWords],
+                                                 uint32_t code,
+                                                 Pairs (&pairs)[kPartSteps]) {
+#pragma unroll
+    for (int step = 0; step < kPartSteps; step++)
+      pairs[step] = decode(words, step);
+    if constexpr (Format::kBlockScaled) {
+      const Factors<Format::kShift> factors(code);
+#pragma unroll
+      for (int step = 0; step < kPartSteps; step++)
+        pairs[step] = multiply(pairs[step], factors.factor);
+      if (__any_sync(0xffffffff, factors.large)) {
+#pragma unroll
+        for (int step = 0; step < kPartSteps; step++)
+          pairs[step] = multiply(pairs[step], factors.rest);
+      }
+    }
+  }
+};
+
+}  // namespace mqa::portable

@@ -1,0 +1,152 @@
+// A warp's tokens on their way to shared memory.
+#pragma once
+
+#include "portable/sources.cuh"
+#include "portable/storage.cuh"
+#include "ptx/control.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
+
+namespace mqa::portable {
+
+// 16-byte piece `piece` of row `row`, where rows of 128 bytes and more would put those that are read
+// together into the same banks.
+template <int kRowBytes>
+__device__ __forceinline__ int swizzled(int row, int piece) {
+  return row * kRowBytes + (kRowBytes >= 128 ? piece ^ (row & 1) * 4 : piece) * 16;
+}
+
+template <typename Tiling, typename Source>
+struct Load {
+  using Arguments = typename Source::Arguments;
+  using Storage = typename Tiling::Storage;
+  using Format = typename Tiling::Format;
+  static constexpr auto kRowBytes = Tiling::kRowBytes;
+  static constexpr auto kTokens = Tiling::kTokens;
+  static constexpr int kPieces = kRowBytes / 16;  // of a row
+  static constexpr int kRowsAtOnce = kWarpSize / kPieces;
+  static constexpr int kElementBytes = Format::kBits == 16 ? 2 : 1;
+
+  // Begins to load tokens [first, end), kTokens at most, for this warp. Keys of others become zeros.
+  static __device__ __forceinline__ void begin(const Arguments& args,
+                                               const typename Source::Chunk& chunk,
+                                               uint32_t first,
+                                               uint32_t end,
+                                               Storage& shared) {
+    const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+    unsigned char* target = shared.k[warp];
+    const int bytes = Source::copy_bytes(args);
+    if (Source::in_line(args)) {
+      const uint64_t base =
+          reinterpret_cast<uint64_t>(Source::place(args, chunk, lane, first, end).key);
+      const unsigned char* from =
+          reinterpret_cast<const unsigned char*>(__shfl_sync(kAllLanes, base, 0));
+      const int count = from == nullptr ? 0 : min(end - first, uint32_t{kTokens});
+      const int64_t stride = Source::row_stride(args);
+      copy(args, bytes, target,
+           [&](int row, int) { return row < count ? from + row * stride : nullptr; });
+    } else {
+      copy(args, bytes, target, [&](int row, int step) {
+        // The row's address is known to the lane whose token it is.
+        constexpr int kSteps = kWarpSize / kRowsAtOnce;
+        const int own = step / kSteps * kWarpSize + lane;
+        const uint64_t key =
+            reinterpret_cast<uint64_t>(Source::place(args, chunk, own, first, end).key);
+        return reinterpret_cast<const unsigned char*>(__shfl_sync(kAllLanes, key, row % kWarpSize));
+      });
+    }
+    if constexpr (Format::kScaled) {
+#pragma unroll
+      for (int index = lane; index < kTokens; index += kWarpSize)
+        copy_scale(args, Source::place(args, chunk, index, first, end).scale,
+                   &shared.scales[warp][index]);
+    }
+    ptx::cp_async_commit_group();
+  }
+
+  // All rows, whose addresses `address_of` tells, with the step that they are copied in.
+  template <typename AddressOf>
+  static __device__ __forceinline__ void copy(const Arguments& args,
+                                              int bytes,
+                                              unsigned char* target,
+                                              AddressOf address_of) {
+    if (bytes == 16) {
+#pragma unroll
+      for (int step = 0; step < kTokens / kRowsAtOnce; step++)
+        copy_step<16>(args, target, address_of, step);
+    } else if (bytes == 4) {
+#pragma unroll 1
+      for (int step = 0; step < kTokens / kRowsAtOnce; step++)
+        copy_step<4>(args, target, address_of, step);
+    } else {
+#pragma unroll 1
+      for (int step = 0; step < kTokens / kRowsAtOnce; step++)
+        copy_step<1>(args, target, address_of, step);
+    }
+  }
+
+  // A piece of 16 bytes for each lane.
+  template <int kBytes, typename AddressOf>
+  static __device__ __forceinline__ void copy_step(const Arguments& args,
+                                                   unsigned char* target,
+                                                   AddressOf address_of,
+                                                   int step) {
+    const int lane = threadIdx.x % kWarpSize, piece = lane % kPieces;
+    const int row = step * kRowsAtOnce + lane / kPieces;
+    const unsigned char* from = address_of(row, step);
+    const bool exists = from != nullptr;
+    if (!exists) from = Source::anywhere(args);
+    unsigned char* to = target + swizzled<kRowBytes>(row, piece);
+    if constexpr (kBytes == 1) {
+      uint4 loaded{};
+      if (exists) loaded = gather(from, piece, Source::dim_stride(args));
+      *reinterpret_cast<uint4*>(to) = loaded;
+    } else {
+      const unsigned char* source = exists ? from + piece * 16 : from;
+#pragma unroll
+      for (int at = 0; at < 16; at += kBytes) {
+        const uint32_t address = ptx::shared_address(to) + at;
+        if constexpr (kBytes == 16)
+          ptx::cp_async_16(address, source, exists ? 16 : 0);
+        else
+          ptx::cp_async_4(address, exists ? source + at : source, exists ? 4 : 0);
+      }
+    }
+  }
+
+  // 16 bytes of a row, byte by byte, elements at a stride.
+  static __device__ __forceinline__ uint4 gather(const unsigned char* row,
+                                                 int piece,
+                                                 int64_t dim_stride) {
+    uint32_t words[4];
+#pragma unroll
+    for (int word = 0; word < 4; word++) {
+      words[word] = 0;
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int byte = piece * 16 + word * 4 + i;
+        const uint32_t value = row[byte / kElementBytes * dim_stride + byte % kElementBytes];
+        words[word] |= value << 8 * i;
+      }
+    }
+    return {words[0], words[1], words[2], words[3]};
+  }
+
+  static __device__ __forceinline__ void copy_scale(const Arguments& args,
+                                                    const unsigned char* from,
+                                                    uint32_t* to) {
+    const bool exists = from != nullptr;
+    if (reinterpret_cast<uint64_t>(from) % 4 == 0) {
+      ptx::cp_async_4(ptx::shared_address(to), exists ? from : aligned(Source::anywhere(args)),
+                      exists ? 4 : 0);
+    } else {
+      *to = from[0] | from[1] << 8 | from[2] << 16 | static_cast<uint32_t>(from[3]) << 24;
+    }
+  }
+
+  static __device__ __forceinline__ const unsigned char* aligned(const unsigned char* address) {
+    return reinterpret_cast<const unsigned char*>(reinterpret_cast<uint64_t>(address) & ~15ull);
+  }
+};
+
+}  // namespace mqa::portable

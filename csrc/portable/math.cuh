@@ -1,0 +1,193 @@
+// A warp's tokens against the columns of a block: products, head sums, logits.
+#pragma once
+
+#include "common/logits.cuh"
+#include "portable/load.cuh"
+#include "portable/storage.cuh"
+#include "ptx/control.cuh"
+#include "ptx/mma.cuh"
+
+namespace mqa::portable {
+
+// Token i * 16 + r * 8 + g of a chunk is row g (lane / 4) of fragment half r of tile i. Lanes of four
+// share its heads, and after the last sum each has the logits of its own kOutputs tokens.
+template <typename Tiling>
+struct Math {
+  using Storage = typename Tiling::Storage;
+  using Format = typename Tiling::Format;
+  using Logit = typename Tiling::Logit;
+  using Row = typename Tiling::Row;
+  static constexpr auto kHeads = Tiling::kHeads;
+  static constexpr auto kTiles = Tiling::kTiles;
+  static constexpr auto kSteps = Tiling::kSteps;
+  static constexpr int kOutputs = kTiles / 2;
+
+  // The operand A: all dims of the warp's tokens.
+  using Keys = uint32_t[kTiles][kSteps][4];
+  // Of the tokens that this lane stores.
+  using Scales = float[kOutputs];
+  // Of rows g of the halves of tiles, over this lane's heads.
+  using Sums = float[kTiles * 2];
+
+  static __device__ __forceinline__ int token_of(int output) {
+    const int lane = threadIdx.x % kWarpSize, value = lane % 4 * kOutputs + output;
+    return value * 8 + lane / 4;
+  }
+
+  // From shared memory to registers, where they become what tensor cores take.
+  static __device__ __forceinline__ void take(const Storage& shared, Keys& keys, Scales& scales) {
+    const int warp = threadIdx.x / kWarpSize, g = threadIdx.x % kWarpSize / 4;
+    uint32_t nan = 0;
+#pragma unroll
+    for (int half = 0; half < kTiles * 2; half++) {
+      const uint32_t codes = Format::kBlockScaled ? shared.scales[warp][half * 8 + g] : 0;
+#pragma unroll
+      for (int part = 0; part < Row::kParts; part++) {
+        uint32_t words[Row::kWords];
+        load_words(shared.k[warp], half * 8 + g, part, words);
+        if constexpr (Format::kLosesNan) {
+#pragma unroll
+          for (int word = 0; word < Row::kWords; word++)
+            nan |= Format::nan_bits(words[word]);
+        }
+        Pairs pairs[Row::kPartSteps];
+        Row::convert(words, Row::code(codes, part, threadIdx.x % 4), pairs);
+#pragma unroll
+        for (int i = 0; i < Row::kPartSteps; i++) {
+          uint32_t (&a)[4] = keys[half / 2][part * Row::kPartSteps + i];
+          a[half % 2] = pairs[i].low, a[half % 2 + 2] = pairs[i].high;
+        }
+      }
+    }
+#pragma unroll
+    for (int output = 0; output < kOutputs; output++) {
+      scales[output] = 1.0f;
+      if constexpr (Format::kScaled && !Format::kBlockScaled)
+        scales[output] = __uint_as_float(shared.scales[warp][token_of(output)]);
+    }
+    if constexpr (Format::kLosesNan) {
+      if (__any_sync(kAllLanes, (nan & 0x80808080) != 0)) find_nan(shared.k[warp], scales);
+    }
+  }
+
+  // This thread's words of a part of a row.
+  static __device__ __forceinline__ void load_words(const unsigned char* keys,
+                                                    int row,
+                                                    int part,
+                                                    uint32_t (&words)[Row::kWords]) {
+    const int c = threadIdx.x % 4;
+    if constexpr (Row::kChunk == 16) {
+      const uint4 loaded =
+          *reinterpret_cast<const uint4*>(keys + swizzled<Row::kBytes>(row, part * 4 + c));
+      words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
+    } else {
+#pragma unroll
+      for (int word = 0; word < Row::kWords; word++)
+        words[word] = *reinterpret_cast<const uint32_t*>(keys + row * Row::kBytes +
+                                                         c * Row::kChunk + word * 4);
+    }
+  }
+
+  // Keys with a NaN make all logits of their token NaN, whatever the queries: by its scale.
+  static __device__ __forceinline__ void find_nan(const unsigned char* keys, Scales& scales) {
+    const int lane = threadIdx.x % kWarpSize;
+#pragma unroll 1
+    for (int half = 0; half < kTiles * 2; half++) {
+      uint32_t nan = 0;
+#pragma unroll 1
+      for (int part = 0; part < Row::kParts; part++) {
+        uint32_t words[Row::kWords];
+        load_words(keys, half * 8 + lane / 4, part, words);
+        for (int word = 0; word < Row::kWords; word++)
+          nan |= E4m3::nan_bits(words[word]) & 0x80808080;
+      }
+      const uint32_t lanes = __ballot_sync(kAllLanes, nan != 0);
+      const bool lost = (lanes >> lane / 4 * 4 & 15) != 0;
+#pragma unroll
+      for (int output = 0; output < kOutputs; output++)
+        if (lost && half == lane % 4 * kOutputs + output)
+          scales[output] = __int_as_float(0x7fffffff);
+    }
+  }
+
+  // Adds the heads of a row of the block: 8 at a time, each one's products and then its weight.
+  static __device__ __forceinline__ void multiply(const Storage& shared,
+                                                  const Keys& keys,
+                                                  int row,
+                                                  Sums& sums) {
+    const int lane = threadIdx.x % kWarpSize;
+    const auto* q = &shared.q[row * (kHeads / 8)];
+    const float* weights = shared.weights + row * kHeads + lane % 4 * 2;
+#pragma unroll 2
+    for (int eight = 0; eight < kHeads / 8; eight++) {
+      float dots[kTiles][4] = {};
+#pragma unroll
+      for (int two = 0; two < kSteps / 2; two++) {
+        const uint4 b = q[eight][two][lane];
+#pragma unroll
+        for (int i = 0; i < kTiles; i++)
+          product(dots[i], keys[i][two * 2], b.x, b.y);
+#pragma unroll
+        for (int i = 0; i < kTiles; i++)
+          product(dots[i], keys[i][two * 2 + 1], b.z, b.w);
+      }
+      const float2 weight = *reinterpret_cast<const float2*>(weights + eight * 8);
+#pragma unroll
+      for (int i = 0; i < kTiles; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          float& sum = sums[i * 2 + r];
+          sum = fmaf(weight.x, Format::relu(dots[i][r * 2]), sum);
+          sum = fmaf(weight.y, Format::relu(dots[i][r * 2 + 1]), sum);
+        }
+    }
+  }
+
+  static __device__ __forceinline__ void product(float (&dots)[4],
+                                                 const uint32_t (&a)[4],
+                                                 uint32_t b0,
+                                                 uint32_t b1) {
+    if constexpr (Format::kHalf)
+      ptx::mma_m16n8k16_f16(dots, a, b0, b1);
+    else
+      ptx::mma_m16n8k16_bf16(dots, a, b0, b1);
+  }
+
+  // Sums over the four lanes that share a token, each of which gets those of its outputs: halves are
+  // exchanged, then quarters.
+  static __device__ __forceinline__ void reduce(const Sums& sums, float (&totals)[kOutputs]) {
+    const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
+    float halves[kTiles];
+#pragma unroll
+    for (int i = 0; i < kTiles; i++) {
+      const float kept = upper ? sums[kTiles + i] : sums[i];
+      const float given = upper ? sums[i] : sums[kTiles + i];
+      halves[i] = kept + __shfl_xor_sync(kAllLanes, given, 2);
+    }
+#pragma unroll
+    for (int i = 0; i < kOutputs; i++) {
+      const float kept = odd ? halves[kOutputs + i] : halves[i];
+      const float given = odd ? halves[i] : halves[kOutputs + i];
+      totals[i] = kept + __shfl_xor_sync(kAllLanes, given, 1);
+    }
+  }
+
+  // The logits of a row of the block for the tokens from `first` on.
+  static __device__ __forceinline__ void store(const score::Row& row,
+                                               uint32_t first,
+                                               const Sums& sums,
+                                               const Scales& scales) {
+    float totals[kOutputs];
+    reduce(sums, totals);
+#pragma unroll
+    for (int output = 0; output < kOutputs; output++) {
+      const uint32_t token = first + token_of(output);
+      // + 0.0 so that no scale turns a zero into -0.
+      const float logit = fmaf(totals[output], scales[output], 0.0f);
+      if (token - row.start < row.length)
+        ptx::st_global(row.origin + token * sizeof(Logit), round_to<Logit>(logit));
+    }
+  }
+};
+
+}  // namespace mqa::portable

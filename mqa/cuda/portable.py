@@ -35,6 +35,8 @@ MANY_HEADS = 256
 """Stands in a kernel's name for all head counts above those."""
 MOST_SHARED_BYTES = 99 * 1024
 """Of a CTA on GPUs of compute capability 8.6, 8.9 and 12.x, which have the least."""
+_CONVERTS = 89
+"""Compute capability, times 10, from which on E4M3 becomes float16 by an instruction."""
 _WEIGHTS = COLUMNS * 4
 _REST = 512
 """Cuts, rows and the piece at hand."""
@@ -101,10 +103,12 @@ def _plan(name: str, facts: DenseFacts | PagedFacts, struct: Struct) -> Plan:
     )
 
 
-def model(format: Format, arch: str) -> str:
-    """How a GPU sums dot products of a format: a name in `mqa.testing.accumulators`."""
-    unit = "HOPPER_MMA" if targets.number(arch) >= 90 else "AMPERE"
-    return f"{unit}_{_MODELS[format]}"
+def model(format: Format, capability: int, arch: str) -> str:
+    """How a GPU of a compute capability (times 10) sums dot products of a format, by what was
+    compiled for `arch`: a name in `mqa.testing.accumulators`."""
+    unit = "HOPPER_MMA" if capability >= 90 else "AMPERE"
+    shifted = format == "fp8" and targets.number(arch) < _CONVERTS
+    return f"{unit}_{'E4M3_SHIFTED_IN_F16' if shifted else _MODELS[format]}"
 
 
 class Portable(Gpu):
@@ -140,13 +144,10 @@ class Portable(Gpu):
         return {kernel(PAGED if paged else DENSE, sizes, logits): sizes.shared_bytes}
 
     def accumulator_of(self, format: Format, arch: str | None) -> str:
-        # The hardware sums, whatever a kernel was compiled for.
-        return model(format, _arch_at_hand() if arch is None else arch)
-
-
-def _arch_at_hand() -> str:
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
+        if arch is not None:
+            return model(format, targets.number(arch), arch)
+        major, minor = torch.cuda.get_device_capability()
+        return model(format, 10 * major + minor, targets.portable(torch.cuda.current_device()))
 
 
 @functools.cache
@@ -165,7 +166,7 @@ def kernels(*, every: bool = False) -> tuple[Kernel, ...]:
 ELEMENTS: dict[Format, str] = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4"}
 """Of each format: a struct of the kernels' sources."""
 _MODELS: dict[Format, str] = {
-    "fp8": "E4M3_IN_BF16",
+    "fp8": "E4M3_IN_F16",
     "mxfp8": "E4M3_IN_BF16",
     "mxfp4": "E2M1_IN_BF16",
 }

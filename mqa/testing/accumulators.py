@@ -7,7 +7,7 @@ be from them. Both take q [R, D] and k [K, D] (float64, block scales included) a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -191,12 +191,13 @@ class Reordered:
 
     A row of `bits`-bit elements is shared out to four threads, 16 bytes at a time (less where it is
     shorter than 64). A step takes four elements of each thread, two for the lower eight of K, then
-    two for the upper: of a 4-byte word of 8-bit ones 0, 2 and 1, 3; of eight 4-bit ones 0, 4 and
-    1, 5, then 2, 6 and 3, 7; of 16-bit ones a word each.
+    two for the upper: of a 4-byte word of 8-bit ones 0, 2 and 1, 3 (`in_turn`: 0, 1 and 2, 3); of
+    eight 4-bit ones 0, 4 and 1, 5, then 2, 6 and 3, 7; of 16-bit ones a word each.
     """
 
     model: FusedTruncating
     bits: int
+    in_turn: bool = False
 
     def dots(self, q: F64, k: F64) -> F64:
         order = self._order(q.shape[1])
@@ -209,11 +210,12 @@ class Reordered:
     def _order(self, dims: int) -> list[int]:
         chunk = min(16, dims * self.bits // 32)
         parts, unit = dims * self.bits // 32 // chunk, 8 if self.bits == 16 else 4
+        pairs = ((0, 1), (2, 3)) if self.in_turn else _PAIRS[self.bits]
         return [
             ((part * 4 + thread) * chunk + at) * 8 // self.bits + element
             for part in range(parts)
             for at in range(0, chunk, unit)
-            for pair in _PAIRS[self.bits]
+            for pair in pairs
             for thread in range(4)
             for element in pair
         ]
@@ -261,11 +263,20 @@ HOPPER_E4M3_IN_BF16 = Reordered(HOPPER_BF16, 8)
 HOPPER_E2M1_IN_BF16 = Reordered(HOPPER_BF16, 4)
 """E2M1 with block scales, converted likewise."""
 AMPERE_E4M3_IN_BF16 = Reordered(AMPERE_BF16, 8)
-"""E4M3, scaled or not, that the `portable` backend converts to bfloat16, on SM80 to SM89."""
+"""E4M3 with block scales that the `portable` backend converts to bfloat16, on SM80 to SM89."""
 AMPERE_E2M1_IN_BF16 = Reordered(AMPERE_BF16, 4)
+AMPERE_E4M3_IN_F16 = Reordered(AMPERE_F16, 8, in_turn=True)
+"""E4M3 that it converts to float16, by instructions of SM89."""
+AMPERE_E4M3_SHIFTED_IN_F16 = Reordered(replace(AMPERE_F16, min_exponent=-21, k_min_exponent=-6), 8)
+"""The same by code for older GPUs: k is multiplied by 2^-8, so that its subnormals are float16's, q
+by 2^7."""
 HOPPER_MMA_E4M3_IN_BF16 = Reordered(HOPPER_MMA_BF16, 8)
-"""The same from SM90 on."""
+"""These four from SM90 on."""
 HOPPER_MMA_E2M1_IN_BF16 = Reordered(HOPPER_MMA_BF16, 4)
+HOPPER_MMA_E4M3_IN_F16 = Reordered(HOPPER_MMA_F16, 8, in_turn=True)
+HOPPER_MMA_E4M3_SHIFTED_IN_F16 = Reordered(
+    replace(HOPPER_MMA_F16, min_exponent=-21, k_min_exponent=-6), 8
+)
 BLACKWELL_F16 = FusedTruncating(bits=25, k=16, min_exponent=-14)
 """float16 `tcgen05.mma`; like all models of Blackwell as published (MMA-Sim), not confirmed."""
 BLACKWELL_BF16 = FusedTruncating(bits=25, k=16, min_exponent=-126)

@@ -19,7 +19,7 @@ from mqa.cuda.plan import Plan
 from mqa.cuda.portable import PORTABLE
 from mqa.emulator.backend import PORTABLE_EMULATED
 from mqa.problem import FORMATS, Format, parse
-from mqa.testing import Case, make_case
+from mqa.testing import Case, accumulators, make_case
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 DENSE = "dense fp8 S=9 N=40 H=64 D=128"
@@ -271,9 +271,17 @@ def test_schedules_are_made_by_one_cta() -> None:
 
 
 def test_sums_are_those_of_the_hardware(capability: Any, setenv: Any) -> None:
-    assert PORTABLE_EMULATED.accumulator("fp8") == "AMPERE_E4M3_IN_BF16"
+    assert PORTABLE_EMULATED.accumulator("fp8") == "AMPERE_E4M3_SHIFTED_IN_F16"
     assert PORTABLE_EMULATED.accumulator("mxfp4") == "AMPERE_E2M1_IN_BF16"
-    setenv("MQA_PORTABLE_ARCH", "compute_80")
-    for found, unit in (((8, 0), "AMPERE"), ((8, 9), "AMPERE"), ((9, 0), "HOPPER_MMA")):
+    for found, fp8 in (
+        ((8, 6), "AMPERE_E4M3_SHIFTED_IN_F16"),
+        ((8, 9), "AMPERE_E4M3_IN_F16"),
+        ((9, 0), "HOPPER_MMA_E4M3_IN_F16"),
+    ):
         capability(*found)
-        assert PORTABLE.accumulator("mxfp8") == f"{unit}_E4M3_IN_BF16"
+        assert PORTABLE.accumulator("fp8") == fp8
+    setenv("MQA_PORTABLE_ARCH", "compute_80")
+    assert PORTABLE.accumulator("fp8") == "HOPPER_MMA_E4M3_SHIFTED_IN_F16"
+    assert PORTABLE.accumulator("mxfp8") == "HOPPER_MMA_E4M3_IN_BF16"
+    for format in PORTABLE.elements:
+        assert hasattr(accumulators, PORTABLE.accumulator(format))

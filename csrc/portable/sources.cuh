@@ -86,7 +86,8 @@ struct Dense {
     Found found = Range<Tiling, Dense>::part_of(args, range, group, rows, tokens);
     const Hull mine = hull_of_rows<3>(windows(args), row, rows);
     const int end = min(found.first + static_cast<int>(found.length), mine.end);
-    found.first = max(found.first, mine.first);
+    // By whole chunks: one that went past the end of this CTA's part would write logits of others.
+    found.first += max(mine.first - found.first, 0) / kTokens * kTokens;
     found.length = max(end - found.first, 0);
     return found;
   }

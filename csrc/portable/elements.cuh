@@ -46,22 +46,19 @@ struct Factors {
         rest(twice(max(code, kMost) + 127 - kMost << 7)), large(code > kMost) {}
 };
 
-// E4M3. Bits of a pair, elements 1 and 3 of a word, where a 16-bit number has sign, exponent and
-// mantissa if its exponent takes kShift bits more: the value times a power of two, also of subnormal
-// ones. NaN would become 480.
+// E4M3. Its bits, put where a 16-bit number has sign, exponent and mantissa if its exponent takes
+// kShift bits more, are the value times a power of two, also of subnormal ones. NaN would become 480.
 struct E4m3 {
   static constexpr int kBits = 8;
   static constexpr bool kScaled = true;
 
-  template <int kShift>
-  static __device__ __forceinline__ uint32_t pair(uint32_t above, uint32_t word) {
-    constexpr uint32_t kMask = twice(0x7f00 >> kShift);
-    return (above & kMask) | (word & 0x80008000);
-  }
-  // Elements 0 and 2, and 1 and 3.
+  // Elements 0 and 2, and 1 and 3. Signs fall where the mask takes them, or what else is there.
   template <int kShift>
   static __device__ __forceinline__ Pairs pairs(uint32_t word) {
-    return {pair<kShift>(word << (8 - kShift), word << 8), pair<kShift>(word >> kShift, word)};
+    constexpr uint32_t kMask = twice(0x7f00 >> kShift);
+    const uint32_t signs = word & 0x80808080, rest = word & 0x7f7f7f7f;
+    return {(rest << (8 - kShift) & kMask) | (signs << 8 & ~kMask),
+            (rest >> kShift & kMask) | (signs & ~kMask)};
   }
   // Bit 7 of every byte that is NaN; other bits mean nothing.
   static __device__ __forceinline__ uint32_t nan_bits(uint32_t word) {

@@ -33,45 +33,62 @@ struct Load {
                                                uint32_t first,
                                                uint32_t end,
                                                Storage& shared) {
-    const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
-    unsigned char* target = shared.k[warp];
+    const int lane = threadIdx.x % kWarpSize;
     const int bytes = Source::copy_bytes(args);
     if (Source::in_line(args)) {
-      const uint64_t base =
-          reinterpret_cast<uint64_t>(Source::place(args, chunk, lane, first, end).key);
-      const unsigned char* from =
-          reinterpret_cast<const unsigned char*>(__shfl_sync(kAllLanes, base, 0));
-      const int count = from == nullptr ? 0 : min(end - first, uint32_t{kTokens});
-      const int64_t stride = Source::row_stride(args);
-      copy(args, bytes, target,
-           [&](int row, int) { return row < count ? from + row * stride : nullptr; });
+      const Line line = Source::line(args, chunk, first, end);
+      if (bytes == 16 && line.count == kTokens) {
+        copy_line(line, shared);
+      } else {
+        copy(args, bytes, shared, [&](int row, int) {
+          return row < line.count ? line.key + row * line.key_stride : nullptr;
+        });
+        copy_scales(args, shared, [&](int row) {
+          return row < line.count ? line.scale + row * line.scale_stride : nullptr;
+        });
+      }
     } else {
-      copy(args, bytes, target, [&](int row, int step) {
+      copy(args, bytes, shared, [&](int row, int step) {
         // The row's address is known to the lane whose token it is.
-        constexpr int kSteps = kWarpSize / kRowsAtOnce;
-        const int own = step / kSteps * kWarpSize + lane;
-        const uint64_t key =
-            reinterpret_cast<uint64_t>(Source::place(args, chunk, own, first, end).key);
+        const int own = step / kPieces * kWarpSize + lane;
+        const uint64_t key = reinterpret_cast<uint64_t>(Source::place(args, chunk, own, first).key);
         return reinterpret_cast<const unsigned char*>(__shfl_sync(kAllLanes, key, row % kWarpSize));
       });
+      copy_scales(args, shared,
+                  [&](int row) { return Source::place(args, chunk, row, first).scale; });
+    }
+    ptx::cp_async_commit_group();
+  }
+
+  // What most chunks are, in few instructions: all tokens exist, and all is aligned.
+  static __device__ __forceinline__ void copy_line(const Line& line, Storage& shared) {
+    static_assert(kRowBytes < 128 || kRowsAtOnce % 2 == 0, "a lane's pieces are swizzled alike");
+    const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+    const int row = lane / kPieces, piece = lane % kPieces;
+    const uint32_t target = ptx::shared_address(shared.k[warp]) + swizzled<kRowBytes>(row, piece);
+    const unsigned char* from = line.key + row * line.key_stride + piece * 16;
+#pragma unroll
+    for (int step = 0; step < kTokens / kRowsAtOnce; step++) {
+      ptx::cp_async_16(target + step * kRowsAtOnce * kRowBytes, from);
+      from += line.key_stride * kRowsAtOnce;
     }
     if constexpr (Format::kScaled) {
 #pragma unroll
-      for (int index = lane; index < kTokens; index += kWarpSize)
-        copy_scale(args, Source::place(args, chunk, index, first, end).scale,
-                   &shared.scales[warp][index]);
+      for (int token = lane; token < kTokens; token += kWarpSize)
+        ptx::cp_async_4(ptx::shared_address(&shared.scales[warp][token]),
+                        line.scale + token * line.scale_stride, 4);
     }
-    ptx::cp_async_commit_group();
   }
 
   // All rows, whose addresses `address_of` tells, with the step that they are copied in.
   template <typename AddressOf>
   static __device__ __forceinline__ void copy(const Arguments& args,
                                               int bytes,
-                                              unsigned char* target,
+                                              Storage& shared,
                                               AddressOf address_of) {
+    unsigned char* target = shared.k[threadIdx.x / kWarpSize];
     if (bytes == 16) {
-#pragma unroll
+#pragma unroll 1
       for (int step = 0; step < kTokens / kRowsAtOnce; step++)
         copy_step<16>(args, target, address_of, step);
     } else if (bytes == 4) {
@@ -132,15 +149,23 @@ struct Load {
     return {words[0], words[1], words[2], words[3]};
   }
 
-  static __device__ __forceinline__ void copy_scale(const Arguments& args,
-                                                    const unsigned char* from,
-                                                    uint32_t* to) {
-    const bool exists = from != nullptr;
-    if (reinterpret_cast<uint64_t>(from) % 4 == 0) {
-      ptx::cp_async_4(ptx::shared_address(to), exists ? from : aligned(Source::anywhere(args)),
-                      exists ? 4 : 0);
-    } else {
-      *to = from[0] | from[1] << 8 | from[2] << 16 | static_cast<uint32_t>(from[3]) << 24;
+  // All scales, whose addresses `address_of` tells.
+  template <typename AddressOf>
+  static __device__ __forceinline__ void copy_scales(const Arguments& args,
+                                                     Storage& shared,
+                                                     AddressOf address_of) {
+    if constexpr (!Format::kScaled) return;
+#pragma unroll 1
+    for (int token = threadIdx.x % kWarpSize; token < kTokens; token += kWarpSize) {
+      const unsigned char* from = address_of(token);
+      const bool exists = from != nullptr;
+      uint32_t* to = &shared.scales[threadIdx.x / kWarpSize][token];
+      if (reinterpret_cast<uint64_t>(from) % 4 == 0) {
+        ptx::cp_async_4(ptx::shared_address(to), exists ? from : aligned(Source::anywhere(args)),
+                        exists ? 4 : 0);
+      } else {
+        *to = from[0] | from[1] << 8 | from[2] << 16 | static_cast<uint32_t>(from[3]) << 24;
+      }
     }
   }
 

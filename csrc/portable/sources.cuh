@@ -16,6 +16,15 @@ struct Place {
   const unsigned char* scale;
 };
 
+// Keys of a chunk that lie at one stride, and their scales.
+struct Line {
+  const unsigned char* key;
+  const unsigned char* scale;
+  int64_t key_stride;
+  int64_t scale_stride;
+  int count;
+};
+
 // Dense calls with any number of heads: groups of max(1, 512 / heads) rows, cut into blocks.
 template <typename Tiling>
 struct Dense {
@@ -92,11 +101,8 @@ struct Dense {
     return found;
   }
 
-  // Whether the keys of a chunk lie at one stride, and which.
+  // Whether the keys of a chunk lie at one stride.
   static __device__ __forceinline__ bool in_line(const Arguments&) { return true; }
-  static __device__ __forceinline__ int64_t row_stride(const Arguments& args) {
-    return args.k_row_stride;
-  }
   // How keys may be copied: 16 or 4 bytes at a time, or, 0, one by one.
   static __device__ __forceinline__ int copy_bytes(const Arguments& args) {
     const uint64_t bits = reinterpret_cast<uint64_t>(args.k) | args.k_row_stride;
@@ -118,13 +124,21 @@ struct Dense {
     __device__ __forceinline__ Chunk(const Arguments&, const Keys&, uint32_t, uint32_t) {}
   };
 
-  // Of the chunk's tokens [first, end), which are less than kTokens where it is the last one.
-  static __device__ __forceinline__ Place
-  place(const Arguments& args, const Chunk&, int index, uint32_t first, uint32_t end) {
-    if (index >= static_cast<int>(end - first)) return {};
-    const int64_t token = first + index;
+  // Of the chunk's tokens, [first, end) as far as it reaches.
+  static __device__ __forceinline__ Line line(const Arguments& args,
+                                              const Chunk&,
+                                              uint32_t first,
+                                              uint32_t end) {
+    const int64_t token = first;
     return {args.k + token * args.k_row_stride,
-            reinterpret_cast<const unsigned char*>(args.k_scale + token * args.k_scale_stride)};
+            reinterpret_cast<const unsigned char*>(args.k_scale + token * args.k_scale_stride),
+            args.k_row_stride, args.k_scale_stride * 4,
+            static_cast<int>(min(end - first, uint32_t{kTokens}))};
+  }
+
+  // Where not all are in line: of one token.
+  static __device__ __forceinline__ Place place(const Arguments&, const Chunk&, int, uint32_t) {
+    return {};
   }
 };
 
@@ -167,9 +181,6 @@ struct Paged : score::Paged<Tiling> {
   static __device__ __forceinline__ bool in_line(const Arguments& args) {
     return args.page.value % kTokens == 0;
   }
-  static __device__ __forceinline__ int64_t row_stride(const Arguments&) {
-    return Tiling::kRowBytes;
-  }
   static __device__ __forceinline__ int copy_bytes(const Arguments& args) {
     const uint64_t bits = reinterpret_cast<uint64_t>(args.cache) | args.page_stride;
     return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 0;
@@ -188,32 +199,50 @@ struct Paged : score::Paged<Tiling> {
         : table(args.table + Base::table_row(args, task.request) * args.table_row_stride) {}
   };
 
-  // What the block table says of the pages of this lane's tokens. Nothing waits for it here.
+  // What the block table says of the pages of this lane's tokens, or, in line, of the only page.
+  // Nothing waits for it here.
   struct Chunk {
     int pages[kEach];
     __device__ __forceinline__ Chunk(const Arguments& args,
                                      const Keys& keys,
                                      uint32_t first,
                                      uint32_t end) {
+      const uint32_t own = in_line(args) ? 0 : threadIdx.x % kWarpSize;
 #pragma unroll
       for (int i = 0; i < kEach; i++) {
-        const uint32_t token = first + threadIdx.x % kWarpSize + i * kWarpSize;
+        const uint32_t token = first + own + i * kWarpSize;
+        if (i > 0 && in_line(args)) continue;
         pages[i] = -1;
         if (token < end) pages[i] = keys.table[args.page.divide(token) * args.table_column_stride];
       }
     }
   };
 
-  static __device__ __forceinline__ Place
-  place(const Arguments& args, const Chunk& chunk, int index, uint32_t first, uint32_t) {
+  static __device__ __forceinline__ Place of_page(const Arguments& args, int page, uint32_t token) {
+    if (static_cast<uint32_t>(page) >= static_cast<uint32_t>(args.pages)) return {};
+    const int row = token - args.page.divide(token) * args.page.value;
+    const unsigned char* begin = args.cache + page * args.page_stride;
+    return {begin + row * Tiling::kRowBytes, begin + args.page.value * Tiling::kRowBytes + row * 4};
+  }
+
+  static __device__ __forceinline__ Line line(const Arguments& args,
+                                              const Chunk& chunk,
+                                              uint32_t first,
+                                              uint32_t end) {
+    const Place place = of_page(args, chunk.pages[0], first);
+    const int count = min(end - first, uint32_t{kTokens});
+    return {place.key, place.scale, Tiling::kRowBytes, 4, place.key == nullptr ? 0 : count};
+  }
+
+  static __device__ __forceinline__ Place place(const Arguments& args,
+                                                const Chunk& chunk,
+                                                int index,
+                                                uint32_t first) {
     int page = chunk.pages[0];
 #pragma unroll
     for (int i = 1; i < kEach; i++)
       if (index / kWarpSize == i) page = chunk.pages[i];
-    if (static_cast<uint32_t>(page) >= static_cast<uint32_t>(args.pages)) return {};
-    const int token = first + index, row = token - args.page.divide(token) * args.page.value;
-    const unsigned char* begin = args.cache + page * args.page_stride;
-    return {begin + row * Tiling::kRowBytes, begin + args.page.value * Tiling::kRowBytes + row * 4};
+    return of_page(args, page, first + index);
   }
 };
 

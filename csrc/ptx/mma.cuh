@@ -41,6 +41,11 @@ __device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
+// Copies 16 bytes; both addresses are 16-byte aligned.
+__device__ __forceinline__ void cp_async_16(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+}
+
 // Copies 16 bytes of which the first `bytes` (0 or 16) are read and the rest become zero; both
 // addresses are 16-byte aligned.
 __device__ __forceinline__ void cp_async_16(uint32_t target, const void* source, uint32_t bytes) {

@@ -44,7 +44,7 @@ class Decoder:
         self.block_scaled = q_scale is not None
         self.plain = q.dtype == torch.bfloat16
         """Whether keys have no scale of any kind."""
-        self.head_dim = q.shape[-1] * (2 if q.dtype == torch.uint8 else 1)
+        self.head_dim = q.shape[-1] * (2 if self._decode is elements.decode_e2m1 else 1)
 
     def __call__(self, values: Tensor, block_scale: Tensor | None) -> Tensor:
         decoded = self._decode(values, torch.float32)

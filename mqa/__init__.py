@@ -1,4 +1,4 @@
-"""Scores of sparse-attention indexers from FP8, MXFP8 and MXFP4 inputs, dense and paged.
+"""Scores of sparse-attention indexers from FP8, MXFP8, MXFP4 and BF16 inputs, dense and paged.
 
     logits[s, n] = sum_h weights[s, h] * relu(dot(q[s, h], k[n]))
 

@@ -17,7 +17,7 @@ from mqa.backends import check_name
 
 _LIBRARY = torch.library.Library("mqa", "DEF")
 _DENSE = (
-    "(Tensor q, Tensor? q_scale, Tensor k, Tensor kv_scale, Tensor weights, Tensor start,"
+    "(Tensor q, Tensor? q_scale, Tensor k, Tensor? kv_scale, Tensor weights, Tensor start,"
     " Tensor end, bool clean_logits, SymInt max_seqlen_k, ScalarType logits_dtype,"
     " Tensor? schedule_meta, str? backend"
 )
@@ -38,12 +38,16 @@ _SCHEMAS = (
 )
 
 
-def _dense(q: Tensor, q_scale: Tensor | None, k: Tensor, kv_scale: Tensor, *rest: Any) -> Tensor:
+def _dense(
+    q: Tensor, q_scale: Tensor | None, k: Tensor, kv_scale: Tensor | None, *rest: Any
+) -> Tensor:
     arguments: list[Any] = [(q, q_scale), (k, kv_scale), *rest, None]
     return run.dense(*arguments)
 
 
-def _dense_out(q: Tensor, q_scale: Tensor | None, k: Tensor, kv_scale: Tensor, *rest: Any) -> None:
+def _dense_out(
+    q: Tensor, q_scale: Tensor | None, k: Tensor, kv_scale: Tensor | None, *rest: Any
+) -> None:
     arguments: list[Any] = [(q, q_scale), (k, kv_scale), *rest]
     run.dense(*arguments)
 
@@ -69,7 +73,7 @@ def _paged_metadata(*rest: Any) -> Tensor:
 
 
 def _fake_dense(
-    q: Tensor, q_scale: Tensor | None, k: Tensor, kv_scale: Tensor, *rest: Any
+    q: Tensor, q_scale: Tensor | None, k: Tensor, kv_scale: Tensor | None, *rest: Any
 ) -> Tensor:
     return _checked_dense(q, q_scale, k, kv_scale, *rest, None)
 
@@ -79,7 +83,7 @@ def _fake_dense_out(*inputs: Any) -> None:
 
 
 def _checked_dense(
-    q: Tensor, q_scale: Tensor | None, k: Tensor, kv_scale: Tensor, *rest: Any
+    q: Tensor, q_scale: Tensor | None, k: Tensor, kv_scale: Tensor | None, *rest: Any
 ) -> Tensor:
     *others, backend, out = rest
     arguments: list[Any] = [(q, q_scale), (k, kv_scale), *others, out]

@@ -13,14 +13,14 @@ from torch import Tensor
 from mqa import arguments, devices, library, prepared, rules, run, validate
 from mqa.backends import Support, choose, support
 from mqa.problem import Format
-from mqa.validate import Query
+from mqa.validate import Keys, Query
 
 library.register()
 
 
 def fp8_fp4_mqa_logits(
     q: Query,
-    kv: tuple[Tensor, Tensor],
+    kv: Keys,
     weights: Tensor,
     cu_seq_len_k_start: Tensor,
     cu_seq_len_k_end: Tensor,
@@ -41,8 +41,9 @@ def fp8_fp4_mqa_logits(
         q: FP8: `float8_e4m3fn` [S, H, D], or a pair with None. MXFP8: a pair of that and `int32`
             [S, H], a UE8M0 exponent per 32 elements, block b in byte b. MXFP4: a pair of `int8`
             or `uint8` [S, H, D/2], two E2M1 values a byte, even element low, and `int32` [S, H].
+            BF16: `bfloat16` [S, H, D], or a pair with None.
         kv: Values [N, D] or [N, D/2] and their scale [N] (or [N, 1]): `float32` for FP8, `int32`
-            as for q otherwise.
+            as for q in MX formats. BF16: `bfloat16` [N, D], or a pair with None; kv_scale is 1.
         weights: `float32` or `bfloat16` [S, H].
         cu_seq_len_k_start: `int32` [S], first KV token that a row sees.
         cu_seq_len_k_end: `int32` [S], one past the last. An empty or inverted window is legal.
@@ -80,7 +81,8 @@ def fp8_fp4_mqa_logits(
         return run.dense(q, kv, *rest, backend, out)
     rules.flag(clean_logits)
     values, scale = q if isinstance(q, tuple | list) else (q, None)
-    inputs = (values, scale, *kv, *rest, backend)
+    keys, kv_scale = kv if isinstance(kv, tuple | list) else (kv, None)
+    inputs = (values, scale, keys, kv_scale, *rest, backend)
     if out is None:
         return torch.ops.mqa.mqa_logits(*inputs)  # type: ignore[no-any-return]
     torch.ops.mqa.mqa_logits_out(*inputs, out)
@@ -108,7 +110,8 @@ def fp8_fp4_paged_mqa_logits(
         q: As in `fp8_fp4_mqa_logits`, with values [B, next_n, H, D] or [B, next_n, H, D/2] and
             scale [B, next_n, H].
         kv_cache: `uint8` [num_blocks, P, 1, D + 4], for MXFP4 [num_blocks, P, 1, D/2 + 4]. In a
-            block the P rows of values come first, then the P 4-byte scales. stride(0) may be
+            block the P rows of values come first, then the P 4-byte scales. BF16: `bfloat16`
+            [num_blocks, P, 1, D]. The dimension of size 1 may be left out, and stride(0) may be
             larger than a block.
         weights: `float32` or `bfloat16` [B * next_n, H].
         context_lens: `int32` [B, next_n], KV tokens that each row sees, in any order; or [B]:
@@ -283,7 +286,7 @@ def supports(
     Args:
         num_heads: H.
         head_dim: D.
-        format: `fp8`, `mxfp8` or `mxfp4`.
+        format: `fp8`, `mxfp8`, `mxfp4` or `bf16`.
         page_size: P of a paged cache; None asks about dense calls.
         weights_dtype: dtype of the weights.
         logits_dtype: dtype of the result.
@@ -350,3 +353,8 @@ def _device(device: torch.device | str | None) -> torch.device:
 def _plain(q: object, general: str) -> None:
     if isinstance(q, tuple | list) and len(q) == 2 and q[1] is not None:
         raise TypeError(f"q has a scale, expected plain FP8: mqa.{general} takes the MX formats")
+    values = q[0] if isinstance(q, tuple | list) and q else q
+    if isinstance(values, Tensor) and values.dtype == rules.BF16:
+        raise TypeError(
+            f"q.dtype={values.dtype}, expected {rules.FP8}: mqa.{general} takes format bf16"
+        )

@@ -171,7 +171,7 @@ def _inputs(q: Any, kv: Any, weights: Any, start: Any, end: Any, schedule: Any) 
     """The tensors of a plain FP8 call in the order of addresses; empty for other calls."""
     if type(q) is tuple and len(q) == 2 and q[1] is None:
         q = q[0]
-    if type(q) is not Tensor or type(kv) is not tuple or len(kv) != 2:
+    if type(q) is not Tensor or type(kv) is not tuple or len(kv) != 2 or kv[1] is None:
         return ()
     inputs = (q, *kv, weights, start, end)
     return inputs if schedule is None else (*inputs, schedule)

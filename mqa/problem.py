@@ -2,6 +2,7 @@
 
     dense fp8 S=512 N=8192 H=32 D=128 out=float32 seed=7 w_stride=100 kv_scale_off=4
     paged mxfp4 B=4 next_n=2 H=64 D=128 P=64 blocks=40 columns=9 L=576 lens=random
+    dense bf16 S=64 N=4100 H=8 D=128 regime=exact
 
 `str(problem)` and `parse` round-trip. A problem made from a real call says what its tensors look
 like; the last group of fields (regime, windows or lens, seed) says how `mqa.testing.make_case`
@@ -15,8 +16,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-Format: TypeAlias = Literal["fp8", "mxfp8", "mxfp4"]
-FORMATS: tuple[Format, ...] = ("fp8", "mxfp8", "mxfp4")
+Format: TypeAlias = Literal["fp8", "mxfp8", "mxfp4", "bf16"]
+MX_FORMATS: tuple[Format, ...] = ("mxfp8", "mxfp4")
+"""Those whose q and k have block scales."""
+QUANTIZED_FORMATS: tuple[Format, ...] = ("fp8", *MX_FORMATS)
+"""Those whose keys have scales."""
+FORMATS: tuple[Format, ...] = (*QUANTIZED_FORMATS, "bf16")
 WEIGHTS_DTYPES = ("float32", "bfloat16")
 LOGITS_DTYPES = ("float32", "bfloat16", "float16")
 MX_HEAD_DIMS = (32, 64, 96, 128)
@@ -184,7 +189,7 @@ def _format(kind: str, problem: Problem) -> str:
 
 def _assert_possible(problem: Problem) -> None:
     """Fields that exclude each other."""
-    if problem.format != "fp8" and problem.D not in MX_HEAD_DIMS:
+    if problem.format in MX_FORMATS and problem.D not in MX_HEAD_DIMS:
         raise ValueError(f"problem: D={problem.D}, expected one of {MX_HEAD_DIMS} for MX formats")
     if isinstance(problem, PagedProblem) and problem.varlen and problem.next_n != 1:
         raise ValueError(f"problem: varlen=1 with next_n={problem.next_n}, expected next_n=1")

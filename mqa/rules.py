@@ -9,9 +9,9 @@ from torch import Tensor
 
 from mqa import arguments
 from mqa.formats.kv_cache import SCALE_BYTES
-from mqa.problem import MX_HEAD_DIMS, Format, Layout
+from mqa.problem import MX_FORMATS, MX_HEAD_DIMS, Format, Layout
 
-FP8 = torch.float8_e4m3fn
+FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
 _PACKED = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
 _ADDRESS_BYTES = 16
 
@@ -27,15 +27,33 @@ def query(q: Any) -> tuple[Tensor, Tensor | None]:
 
 def format_of(q: Tensor, q_scale: Tensor | None) -> Format:
     if q_scale is None:
+        if q.dtype == BF16:
+            return "bf16"
         if q.dtype != FP8:
-            wanted = f"{FP8}, or a pair (values, int32 scale) for MXFP8 and MXFP4"
+            wanted = f"{FP8}, {BF16}, or a pair (values, int32 scale) for MXFP8 and MXFP4"
             arguments.reject("q.dtype", q.dtype, wanted, TypeError)
         return "fp8"
     if q.dtype == FP8:
         return "mxfp8"
+    if q.dtype == BF16:
+        arguments.reject("q[1]", q_scale, f"None: queries in {BF16} have no scale", TypeError)
     if q.dtype not in _PACKED:
         arguments.reject("q[0].dtype", q.dtype, f"{FP8} (MXFP8) or int8, uint8 (MXFP4)", TypeError)
     return "mxfp4"
+
+
+def keys(fmt: Format, kv: Any) -> tuple[Tensor, Tensor | None]:
+    """k and its scale, which keys in bfloat16 alone have none of: those may come as a tensor."""
+    if fmt == "bf16" and isinstance(kv, Tensor):
+        same_elements(fmt, arguments.tensor("kv", kv))
+        return kv, None
+    k, scale = arguments.pair("kv", kv)
+    same_elements(fmt, arguments.tensor("kv[0]", k))
+    if fmt != "bf16":
+        return k, arguments.tensor("kv[1]", scale)
+    if scale is not None:
+        arguments.reject("kv[1]", scale, f"None: keys in {BF16}, as q is, have no scale", TypeError)
+    return k, None
 
 
 def same_elements(fmt: Format, k: Tensor) -> None:
@@ -44,12 +62,26 @@ def same_elements(fmt: Format, k: Tensor) -> None:
             arguments.reject(
                 "kv[0].dtype", k.dtype, "int8 or uint8, as q is packed MXFP4", TypeError
             )
-    elif k.dtype != FP8:
-        arguments.reject("kv[0].dtype", k.dtype, f"{FP8}, as q is", TypeError)
+        return
+    wanted = BF16 if fmt == "bf16" else FP8
+    if k.dtype != wanted:
+        arguments.reject("kv[0].dtype", k.dtype, f"{wanted}, as q is", TypeError)
 
 
-def stored_bytes(values: Tensor) -> Tensor:
-    return values if values.dtype == FP8 else values.view(torch.uint8)
+def key_scale(fmt: Format, scale: Tensor | None, num_keys: int) -> Tensor | None:
+    """The scale [N] of keys, which may come as [N, 1]."""
+    if scale is None:
+        return None
+    if tuple(scale.shape) == (num_keys, 1):
+        scale = scale.squeeze(1)
+    dtype = torch.float32 if fmt == "fp8" else torch.int32
+    arguments.expect("kv[1]", scale, (num_keys,), (dtype,))
+    return scale
+
+
+def stored(values: Tensor) -> Tensor:
+    """Values as calls hold them: packed FP4 as bytes."""
+    return values.view(torch.uint8) if values.dtype in _PACKED else values
 
 
 def head_dim_of(fmt: Format, num_heads: int, stored: int) -> int:
@@ -57,7 +89,7 @@ def head_dim_of(fmt: Format, num_heads: int, stored: int) -> int:
         arguments.reject(
             "q.shape", f"[..., {num_heads}, {stored}]", "at least one head and one dimension"
         )
-    if fmt == "fp8":
+    if fmt not in MX_FORMATS:
         return stored
     return block_scaled_dim(fmt, stored * 2 if fmt == "mxfp4" else stored)
 
@@ -91,11 +123,14 @@ def schedule_sms(schedule_meta: Any) -> int:
     return int(shape[0]) - 1
 
 
-def cache_sizes(kv_cache: Any, stored: int) -> tuple[int, int]:
+def cache_sizes(fmt: Format, kv_cache: Any, stored: int) -> tuple[int, int]:
+    """Blocks of a cache, and tokens in one."""
     arguments.tensor("kv_cache", kv_cache)
-    if kv_cache.dtype != torch.uint8:
-        arguments.reject("kv_cache.dtype", kv_cache.dtype, "torch.uint8", TypeError)
-    shape, token = tuple(kv_cache.shape), stored + SCALE_BYTES
+    dtype = BF16 if fmt == "bf16" else torch.uint8
+    if kv_cache.dtype != dtype:
+        wanted = f"{dtype} for q in format {fmt}"
+        arguments.reject("kv_cache.dtype", kv_cache.dtype, wanted, TypeError)
+    shape, token = tuple(kv_cache.shape), stored if fmt == "bf16" else stored + SCALE_BYTES
     squeezed = shape[:2] + shape[3:] if len(shape) == 4 and shape[2] == 1 else shape
     if len(squeezed) != 3 or squeezed[1] == 0 or squeezed[2] != token:
         arguments.reject(
@@ -137,9 +172,9 @@ def output(out: Any, shape: tuple[int, int], dtype: torch.dtype) -> None:
         arguments.reject("out.stride()", out.stride(), f"(at least {width}, 1)")
 
 
-def no_gradient(named: dict[str, Tensor]) -> None:
+def no_gradient(named: dict[str, Tensor | None]) -> None:
     for argument, value in named.items():
-        if value.requires_grad and torch.is_grad_enabled():
+        if value is not None and value.requires_grad and torch.is_grad_enabled():
             wanted = "False: logits have no gradient; detach it or use torch.no_grad()"
             arguments.reject(f"{argument}.requires_grad", True, wanted)
 

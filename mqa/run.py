@@ -14,7 +14,7 @@ ROW_BYTES = 1024
 
 def dense(
     q: validate.Query,
-    kv: tuple[Tensor, Tensor],
+    kv: validate.Keys,
     weights: Tensor,
     start: Tensor,
     end: Tensor,

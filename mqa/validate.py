@@ -17,6 +17,7 @@ from torch import Tensor
 from mqa import arguments, rules, values
 from mqa.problem import (
     FORMATS,
+    MX_FORMATS,
     TENSORS,
     DenseProblem,
     Format,
@@ -27,7 +28,9 @@ from mqa.problem import (
 _WEIGHTS = (torch.float32, torch.bfloat16)
 _LOGITS = (torch.float32, torch.bfloat16, torch.float16)
 Query: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
-"""q of a call: FP8 values alone, or values and a scale (None for FP8)."""
+"""q of a call: FP8 or bfloat16 values alone, or values and a scale (None for those two)."""
+Keys: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
+"""kv of a dense call: values and a scale; bfloat16 values alone, or with None."""
 
 _DENSE_ARGUMENTS = (
     "q",
@@ -55,13 +58,13 @@ _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_WEIGHTS, *_LO
 @dataclass(frozen=True, slots=True)
 class DenseCall:
     """One dense call. Shapes as `DenseProblem`: q [S, H, D or D/2], q_scale int32 [S, H] or None,
-    k [N, D or D/2], kv_scale [N], weights [S, H], start and end int32 [S]."""
+    k [N, D or D/2], kv_scale [N] (None for bf16), weights [S, H], start and end int32 [S]."""
 
     problem: DenseProblem
     q: Tensor
     q_scale: Tensor | None
     k: Tensor
-    kv_scale: Tensor
+    kv_scale: Tensor | None
     weights: Tensor
     start: Tensor
     end: Tensor
@@ -71,8 +74,9 @@ class DenseCall:
 @dataclass(frozen=True, slots=True)
 class PagedCall:
     """One paged call. Shapes as `PagedProblem`: q [B, next_n, H, D or D/2], q_scale int32
-    [B, next_n, H] or None, kv_cache uint8 [blocks, P, (1,) bytes], weights [B * next_n, H],
-    context_lens int32 [B, next_n] or [B], block_table int32 [B, columns]."""
+    [B, next_n, H] or None, kv_cache uint8 [blocks, P, (1,) bytes] or bfloat16
+    [blocks, P, (1,) D], weights [B * next_n, H], context_lens int32 [B, next_n] or [B],
+    block_table int32 [B, columns]."""
 
     problem: PagedProblem
     q: Tensor
@@ -92,7 +96,7 @@ class DenseTensors(NamedTuple):
     q: Tensor
     q_scale: Tensor | None
     k: Tensor
-    kv_scale: Tensor
+    kv_scale: Tensor | None
     sizes: tuple[int, int, int, int]
     """S, N, H, D."""
     width: int
@@ -112,11 +116,9 @@ def check_dense(
 ) -> DenseTensors:
     """Check all that can be checked without reading values or addresses: of traced tensors too."""
     q, q_scale = rules.query(q)
-    k, kv_scale = arguments.pair("kv", kv)
-    k, kv_scale = arguments.tensor("kv[0]", k), arguments.tensor("kv[1]", kv_scale)
     fmt = rules.format_of(q, q_scale)
-    rules.same_elements(fmt, k)
-    q, k = rules.stored_bytes(q), rules.stored_bytes(k)
+    k, kv_scale = rules.keys(fmt, kv)
+    q, k = rules.stored(q), rules.stored(k)
     (S, H, stored), (N, _) = (
         arguments.rank("q", q, "[S, H, D]"),
         arguments.rank("kv[0]", k, "[N, D]"),
@@ -125,11 +127,9 @@ def check_dense(
     arguments.countable("q", q, S)
     arguments.countable("kv[0]", k, N)
     arguments.expect_shape("kv[0]", k, (N, stored))
-    if tuple(kv_scale.shape) == (N, 1):
-        kv_scale = kv_scale.squeeze(1)
     if q_scale is not None:
         _expect_q_scale(q_scale, (S, H))
-    arguments.expect("kv[1]", kv_scale, (N,), (torch.float32 if fmt == "fp8" else torch.int32,))
+    kv_scale = rules.key_scale(fmt, kv_scale, N)
     arguments.expect("weights", weights, (S, H), _WEIGHTS)
     arguments.expect("cu_seq_len_k_start", start, (S,), (torch.int32,))
     arguments.expect("cu_seq_len_k_end", end, (S,), (torch.int32,))
@@ -209,7 +209,7 @@ def check_paged(
     """Check all that can be checked without reading values or addresses: of traced tensors too."""
     q, q_scale = rules.query(q)
     fmt = rules.format_of(q, q_scale)
-    q = rules.stored_bytes(q)
+    q = rules.stored(q)
     B, next_n, H, stored = arguments.rank("q", q, "[B, next_n, H, D]")
     if next_n == 0:
         wanted = "at least one query token a request (next_n >= 1)"
@@ -217,7 +217,7 @@ def check_paged(
     D = rules.head_dim_of(fmt, H, stored)
     if q_scale is not None:
         _expect_q_scale(q_scale, (B, next_n, H))
-    blocks, page_size = rules.cache_sizes(kv_cache, stored)
+    blocks, page_size = rules.cache_sizes(fmt, kv_cache, stored)
     arguments.expect("weights", weights, (B * next_n, H), _WEIGHTS)
     rules.lens(context_lens, B, next_n)
     columns = arguments.rank("block_table", block_table, "[B, columns]")[1]
@@ -233,7 +233,7 @@ def check_paged(
     inputs = (q, q_scale, kv_cache, weights, context_lens, block_table, indices, schedule_meta)
     rules.one_device(dict(zip(_PAGED_ARGUMENTS, inputs, strict=True)) | {"out": out})
     rules.output(out, (B * next_n, width), logits_dtype)
-    rules.no_gradient({"q": q, "weights": weights})
+    rules.no_gradient({"q": q, "kv_cache": kv_cache, "weights": weights})
     return PagedTensors(fmt, q, q_scale, (B, next_n, H, D), (blocks, page_size, columns))
 
 
@@ -342,7 +342,7 @@ def configuration(
         arguments.reject("format", format, f"one of {', '.join(FORMATS)}")
     arguments.integer("num_heads", num_heads, least=1)
     arguments.integer("head_dim", head_dim, least=1)
-    if format != "fp8":
+    if format in MX_FORMATS:
         rules.block_scaled_dim(format, head_dim)
     arguments.one_of("weights_dtype", weights_dtype, _WEIGHTS)
     arguments.one_of("logits_dtype", logits_dtype, _LOGITS)

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 import mqa
-from mqa.problem import parse
+from mqa.problem import FORMATS, parse
 from mqa.testing import assert_bitwise, logits, make_case
 
 LINES = [
     "dense fp8 S=129 N=101 H=3 D=33 windows=random",
     "dense mxfp8 S=5 N=3 H=2 D=32 weights=bfloat16 windows=full",
     "dense mxfp4 S=17 N=257 H=1 D=64 windows=packed M=257",
+    "dense bf16 S=17 N=257 H=3 D=33 windows=random",
+    "paged bf16 B=3 next_n=2 H=4 D=33 P=7 blocks=40 columns=6 L=40 lens=random",
     "paged fp8 B=3 next_n=2 H=4 D=33 P=7 blocks=40 columns=6 L=40 lens=random",
     "paged mxfp8 B=3 next_n=1 H=4 D=32 P=16 blocks=40 columns=6 L=90 lens=random lens_rank=1",
     "paged mxfp4 B=9 next_n=1 H=4 D=64 P=5 blocks=99 columns=6 L=30 lens=ramp varlen=1",
@@ -80,7 +82,7 @@ def test_nothing_behind_the_last_element_is_read(line: str, guarded: Guarded) ->
     if line.startswith("dense"):
         got = mqa.fp8_fp4_mqa_logits(
             q=(tensors["q"], scale),
-            kv=(tensors["kv"], tensors["kv_scale"]),
+            kv=(tensors["kv"], tensors.get("kv_scale")),
             cu_seq_len_k_start=tensors["start"],
             cu_seq_len_k_end=tensors["end"],
             max_seqlen_k=case.problem.M,
@@ -129,12 +131,15 @@ S, N, H, D = {S}, {N}, 64, 128
 stored = D // 2 if "{fmt}" == "mxfp4" else D
 q = torch.full((S, H, stored), 0x22, dtype=torch.uint8)
 k = torch.full((N, stored), 0x22, dtype=torch.uint8)
-if "{fmt}" != "mxfp4":
+if "{fmt}" == "bf16":
+    q, k = q.to(torch.bfloat16), k.to(torch.bfloat16)
+elif "{fmt}" != "mxfp4":
     q, k = q.view(torch.float8_e4m3fn), k.view(torch.float8_e4m3fn)
 code = 0x7F7F7F7F
-mx = "{fmt}" != "fp8"
+mx = "{fmt}".startswith("mx")
 q_scale = torch.full((S, H), code, dtype=torch.int32) if mx else None
 k_scale = torch.full((N,), code, dtype=torch.int32) if mx else torch.ones(N)
+k_scale = None if "{fmt}" == "bf16" else k_scale
 weights = torch.ones(S, H)
 window = torch.zeros(S, dtype=torch.int32), torch.full((S,), N, dtype=torch.int32)
 out = torch.zeros(S, N)
@@ -144,7 +149,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("fmt", FORMATS)
 def test_extra_memory_is_bounded_and_does_not_grow(fmt: str) -> None:
     for S, N in ((128, 8192), (512, 8192), (16, 65536)):
         script = EXTRA.format(fmt=fmt, S=S, N=N)

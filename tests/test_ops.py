@@ -18,11 +18,13 @@ DENSE = [
     "dense fp8 S=5 N=300 H=8 D=64 windows=random",
     "dense mxfp8 S=5 N=300 H=3 D=32 M=300 out=bfloat16",
     "dense mxfp4 S=5 N=30 H=8 D=128 weights=bfloat16 out=float16",
+    "dense bf16 S=5 N=300 H=3 D=48 windows=random out=bfloat16",
 ]
 PAGED = [
     "paged fp8 B=3 next_n=2 H=8 D=64 P=16 blocks=30 columns=9 L=140 lens=random clean=1",
     "paged mxfp8 B=3 next_n=1 H=8 D=64 P=16 blocks=30 columns=9 L=140 lens=random varlen=1 clean=1",
     "paged mxfp4 B=3 next_n=2 H=8 D=64 P=16 blocks=30 columns=9 L=140 lens_rank=1 clean=1",
+    "paged bf16 B=3 next_n=2 H=8 D=64 P=16 blocks=30 columns=9 L=140 clean=1 cache_stride=1032",
 ]
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -32,7 +34,7 @@ def operator_arguments(case: Case) -> tuple[Any, ...]:
     t, problem, dtype = case.tensors, case.problem, case.out_dtype
     scale = t.get("q_scale")
     if hasattr(problem, "S"):
-        inputs = (t["q"], scale, t["kv"], t["kv_scale"], t["w"], t["start"], t["end"])
+        inputs = (t["q"], scale, t["kv"], t.get("kv_scale"), t["w"], t["start"], t["end"])
         return (*inputs, problem.clean, problem.M, dtype, None, None)
     inputs = (t["q"], scale, t["cache"], t["w"], t["lens"], t["table"], None)
     return (*inputs, problem.L, problem.clean, dtype, t.get("indices"), None)
@@ -91,7 +93,10 @@ def test_nothing_but_the_result_is_written(line: str, pad: int, offset: int) -> 
 def test_operators_pass_opcheck(line: str) -> None:
     case = make_case(parse(line))
     tests = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-    if case.problem.format == "mxfp4":  # comparing float8 tensors on a CPU is beyond this one
+    if case.problem.format in (
+        "mxfp4",
+        "bf16",
+    ):  # comparing float8 tensors on a CPU is beyond this one
         tests.append("test_schema")
     torch.library.opcheck(operator(case), operator_arguments(case), test_utils=tests)
     out = torch.zeros(case.problem.rows, case.problem.width, dtype=case.out_dtype)
@@ -129,6 +134,16 @@ def test_compiles_to_one_graph(line: str) -> None:
     assert_bitwise(filled, want)
 
 
+def test_keys_alone_compile_too() -> None:
+    case = make_case(parse("dense bf16 S=5 N=30 H=3 D=48"))
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(k: Tensor) -> Tensor:
+        return mqa.fp8_fp4_mqa_logits(**case.kwargs | {"kv": k})
+
+    assert_bitwise(compiled(case.tensors["kv"]), case.run())
+
+
 def test_metadata_compiles_to_one_graph() -> None:
     start, end = torch.zeros(9, dtype=torch.int32), torch.arange(9, dtype=torch.int32) * 100
     lens = torch.arange(12, dtype=torch.int32) * 50
@@ -160,7 +175,7 @@ def test_exports() -> None:
             return mqa.fp8_fp4_mqa_logits(q, (k, scale), *rest)
 
     t = case.tensors
-    inputs = (t["q"], t["kv"], t["kv_scale"], t["w"], t["start"], t["end"])
+    inputs = (t["q"], t["kv"], t.get("kv_scale"), t["w"], t["start"], t["end"])
     exported = torch.export.export(Indexer(), inputs)
     assert "mqa.mqa_logits.default" in exported.graph_module.code
     assert_bitwise(exported.module()(*inputs), case.run())

@@ -45,6 +45,18 @@ def dense_mx(fmt: str = "mxfp8") -> Arguments:
     return dense() | {"q": (q, next(scales)), "kv": (k, next(scales))}
 
 
+def bf16(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.bfloat16)
+
+
+def dense_bf16() -> Arguments:
+    return dense() | {"q": bf16(S, H, D), "kv": (bf16(N, D), None)}
+
+
+def paged_bf16() -> Arguments:
+    return paged() | {"q": bf16(2, 2, H, D), "kv_cache": bf16(5, 8, 1, D)}
+
+
 def paged(next_n: int = 2) -> Arguments:
     return {
         "q": fp8(2, next_n, H, D),
@@ -132,6 +144,35 @@ MX: list[tuple[str, Arguments, str, type[Exception]]] = [
     ("mxfp4", {"kv": (fp8(N, D), torch.ones(N).int())}, r"kv\[0\].dtype", TypeError),
     ("mxfp8", {"kv": (torch.zeros(N, D).byte(), ints(*[1] * N))}, r"kv\[0\].dtype", TypeError),
 ]
+BF16: list[tuple[Arguments, str, type[Exception]]] = [
+    ({"q": (bf16(S, H, D), torch.ones(S, H).int())}, r"q\[1\]", TypeError),
+    ({"q": (bf16(S, H, D), 3)}, r"q\[1\]", TypeError),
+    ({"q": (bf16(S, H, D),)}, "q", TypeError),
+    ({"q": fp8(S, H, D)}, r"kv\[0\].dtype", TypeError),
+    ({"q": bf16(S, H, D).half()}, "q.dtype", TypeError),
+    ({"q": bf16(S, H, 0)}, "q.shape", ValueError),
+    ({"kv": (bf16(N, D), torch.ones(N))}, r"kv\[1\]", TypeError),
+    ({"kv": (bf16(N, D), 1.0)}, r"kv\[1\]", TypeError),
+    ({"kv": (fp8(N, D), torch.ones(N))}, r"kv\[0\].dtype", TypeError),
+    ({"kv": (fp8(N, D), None)}, r"kv\[0\].dtype", TypeError),
+    ({"kv": fp8(N, D)}, r"kv\[0\].dtype", TypeError),
+    ({"kv": bf16(N, D).half()}, r"kv\[0\].dtype", TypeError),
+    ({"kv": "text"}, "kv", TypeError),
+    ({"kv": bf16(N, D + 1)}, r"kv\[0\].shape", ValueError),
+    ({"kv": bf16(N, 1, D)}, r"kv\[0\].shape", ValueError),
+    ({"kv": bf16(N, D).to_sparse()}, "kv.layout", TypeError),
+    ({"kv": bf16(N, D).requires_grad_()}, r"kv\[0\].requires_grad", ValueError),
+    ({"kv": torch.ones(N, D, dtype=torch.bfloat16, device=META)}, r"kv\[0\].device", ValueError),
+]
+PAGED_BF16: list[tuple[Arguments, str, type[Exception]]] = [
+    ({"q": (bf16(2, 2, H, D), torch.ones(2, 2, H).int())}, r"q\[1\]", TypeError),
+    ({"q": fp8(2, 2, H, D)}, "kv_cache.dtype", TypeError),
+    ({"kv_cache": torch.zeros(5, 8, 1, D + 4).byte()}, "kv_cache.dtype", TypeError),
+    ({"kv_cache": bf16(5, 8, 1, D + 4)}, "kv_cache.shape", ValueError),
+    ({"kv_cache": bf16(5, 8, 2, D)}, "kv_cache.shape", ValueError),
+    ({"kv_cache": bf16(5, 8, 1, D + 1)[..., :-1]}, "kv_cache.stride", ValueError),
+    ({"kv_cache": bf16(5, 8, 1, D).requires_grad_()}, "kv_cache.requires_grad", ValueError),
+]
 PAGED: list[tuple[Arguments, str, type[Exception]]] = [
     ({"q": fp8(2, H, D)}, "q.shape", ValueError),
     ({"q": fp8(2, 0, H, D), "weights": torch.ones(0, H)}, "q.shape", ValueError),
@@ -203,6 +244,41 @@ def test_a_wrong_mx_argument_is_named(
     assert_rejected(mqa.fp8_fp4_mqa_logits, dense_mx(fmt) | change, name, error)
 
 
+@pytest.mark.parametrize(("change", "name", "error"), BF16)
+def test_a_wrong_bf16_argument_is_named(
+    change: Arguments, name: str, error: type[Exception]
+) -> None:
+    arguments = dense_bf16() | {"out": torch.zeros(S, N)} | change
+    assert_rejected(mqa.fp8_fp4_mqa_logits, arguments, name, error)
+
+
+@pytest.mark.parametrize(("change", "name", "error"), PAGED_BF16)
+def test_a_wrong_paged_bf16_argument_is_named(
+    change: Arguments, name: str, error: type[Exception]
+) -> None:
+    arguments = paged_bf16() | {"out": torch.zeros(4, 24)} | change
+    assert_rejected(mqa.fp8_fp4_paged_mqa_logits, arguments, name, error)
+
+
+def test_keys_in_bf16_come_alone_or_with_none() -> None:
+    want = mqa.fp8_fp4_mqa_logits(**dense_bf16())
+    k, q = dense_bf16()["kv"][0], dense_bf16()["q"]
+    for kv, query in ((k, q), ([k, None], q), (k, (q, None))):
+        got = mqa.fp8_fp4_mqa_logits(**dense_bf16() | {"kv": kv, "q": query})
+        assert torch.equal(got, want)
+    cache = paged_bf16()["kv_cache"].squeeze(2)
+    got = mqa.fp8_fp4_paged_mqa_logits(**paged_bf16() | {"kv_cache": cache})
+    assert torch.equal(got[:, :20], mqa.fp8_fp4_paged_mqa_logits(**paged_bf16())[:, :20])
+
+
+def test_a_scale_of_bf16_keys_is_an_error_that_says_why() -> None:
+    wanted = (
+        r"^kv\[1\]=torch.float32 tensor \(20,\), expected None: keys in torch.bfloat16, as q is"
+    )
+    with pytest.raises(TypeError, match=wanted):
+        mqa.fp8_fp4_mqa_logits(**dense_bf16() | {"kv": (bf16(N, D), torch.ones(N))})
+
+
 @pytest.mark.parametrize(("change", "name", "error"), PAGED)
 def test_a_wrong_paged_argument_is_named(
     change: Arguments, name: str, error: type[Exception]
@@ -214,9 +290,10 @@ def test_a_wrong_paged_argument_is_named(
 
 
 def test_the_calls_that_the_wrong_ones_start_from_are_accepted() -> None:
-    for arguments in (dense(), dense_mx("mxfp8"), dense_mx("mxfp4")):
+    for arguments in (dense(), dense_mx("mxfp8"), dense_mx("mxfp4"), dense_bf16()):
         assert mqa.fp8_fp4_mqa_logits(**arguments).shape == (S, N)
-    assert mqa.fp8_fp4_paged_mqa_logits(**paged()).shape == (4, 24)
+    for arguments in (paged(), paged_bf16()):
+        assert mqa.fp8_fp4_paged_mqa_logits(**arguments).shape == (4, 24)
 
 
 def test_the_clean_logits_error_says_what_may_have_happened() -> None:
@@ -234,7 +311,16 @@ def test_a_block_id_that_no_row_needs_may_be_anything() -> None:
     assert mqa.fp8_fp4_paged_mqa_logits(**arguments).shape == (4, 24)
 
 
-@pytest.mark.parametrize("wrong", [None, torch.ones(2), (fp8(S, H, D), torch.ones(S, H).int())])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        torch.ones(2),
+        (fp8(S, H, D), torch.ones(S, H).int()),
+        bf16(S, H, D),
+        (bf16(S, H, D), None),
+    ],
+)
 def test_the_plain_fp8_functions_take_plain_fp8(wrong: object) -> None:
     arguments = dense() | {"q": wrong}
     with pytest.raises(TypeError, match=r"^q"):

@@ -36,7 +36,7 @@ def sgemm(case: Case) -> Work:
     q, q_scale = _queries(case)
     wide = _widen(case, q, q_scale)
     if _dense(case):
-        keys = _widen(case, case.tensors["kv"], case.tensors["kv_scale"])
+        keys = _widen(case, case.tensors["kv"], case.tensors.get("kv_scale"))
         flat = wide.reshape(-1, wide.shape[-1])
         product = torch.empty(len(flat), len(keys))
         return lambda: torch.mm(flat, keys.T, out=product)
@@ -72,16 +72,16 @@ def _widen(case: Case, values: Tensor, scale: Tensor | None) -> Tensor:
     return widen(values, scale)
 
 
-def _score(case: Case, q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor) -> Tensor:
+def _score(case: Case, q: Tensor, k: Tensor, k_scale: Tensor | None, weights: Tensor) -> Tensor:
     """q [S, H, D], k [N, D], weights [S, H] -> [S, N]."""
     dots = torch.einsum("shd,nd->shn", q, k)
     logits = (dots.relu() * weights.float()[..., None]).sum(dim=1)
-    return logits * k_scale if case.problem.format == "fp8" else logits
+    return logits if k_scale is None or case.problem.format != "fp8" else logits * k_scale
 
 
 def _einsum_dense(case: Case) -> Tensor:
     tensors = case.tensors
-    k, k_scale = tensors["kv"], tensors["kv_scale"]
+    k, k_scale = tensors["kv"], tensors.get("kv_scale")
     wide = _widen(case, *_queries(case))
     logits = _score(case, wide, _widen(case, k, k_scale), k_scale, tensors["w"])
     position = torch.arange(len(k))
@@ -105,12 +105,13 @@ def _einsum_paged(case: Case) -> Tensor:
     return logits.masked_fill_(outside, float("-inf")).to(case.out_dtype)
 
 
-def _request_keys(case: Case, entry: int) -> tuple[Tensor, Tensor]:
-    """Keys [tokens, D] in float32 and their scales, of all pages that the request's row needs."""
+def _request_keys(case: Case, entry: int) -> tuple[Tensor, Tensor | None]:
+    """Keys [tokens, D] in float32 and their scales, if any, of all pages that the request's row
+    needs."""
     cache, table = case.tensors["cache"], case.tensors["table"]
     page = cache.shape[1]
     lens = torch.from_numpy(case.data.lengths()).unflatten(0, case.tensors["q"].shape[:2])
     pages = table[entry, : -(-int(lens[entry].max()) // page)].long()
     values, scale = unpack_kv_cache(cache[pages], case.problem.format)
-    values, scale = values.flatten(0, 1), scale.flatten()
-    return _widen(case, values, scale), scale
+    scale = None if scale is None else scale.flatten()
+    return _widen(case, values.flatten(0, 1), scale), scale

@@ -26,7 +26,7 @@ from mqa.cli.console import (
 from mqa.cli.plots import draw_scores
 from mqa.cli.workload import Workload, float32_scores, make_workload
 from mqa.errors import BackendUnavailableError
-from mqa.problem import FORMATS, Format
+from mqa.problem import QUANTIZED_FORMATS, Format
 from mqa.testing import wall_clock
 
 _PAGE = 64
@@ -61,7 +61,7 @@ def demo(
     heads: Annotated[int, typer.Option(min=1, hidden=True)] = 64,
     dims: Annotated[int, typer.Option(min=32, hidden=True)] = 128,
 ) -> None:
-    """Score a made-up long context in every format, dense and paged, and draw what comes out.
+    """Score a made-up long context in every quantised format, dense and paged, and draw it all.
 
     Compares each format with float32 scores of the unquantised tensors: the error, how many of the
     top tokens stay the same, and whether the planted relevant tokens are found.
@@ -76,7 +76,7 @@ def demo(
     workload = make_workload(rows, tokens, heads, dims, seed)
     exact = float32_scores(workload)
     try:
-        results = [_score(workload, fmt) for fmt in FORMATS]
+        results = [_score(workload, fmt) for fmt in QUANTIZED_FORMATS]
     except (BackendUnavailableError, ValueError) as error:
         raise Stop(one_line(str(error))) from error
     console.print(

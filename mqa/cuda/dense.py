@@ -101,7 +101,7 @@ def dense_facts(call: DenseCall, out: Tensor, elements: str = "Fp8") -> DenseFac
         # The stride of a dimension of size 1 means nothing, and may be anything.
         q_strides=(call.q.stride(1), call.q.stride(0) if problem.S > 1 else problem.H * row),
         k_stride=call.k.stride(0) if problem.N > 1 else row,
-        k_scale_stride=call.kv_scale.stride(0),
+        k_scale_stride=0 if call.kv_scale is None else call.kv_scale.stride(0),
         weights_strides=strides(call.weights),
         schedule_strides=(0, 0) if schedule is None else strides(schedule),
         start_stride=call.start.stride(0),
@@ -122,7 +122,7 @@ def dense_addresses(call: DenseCall, out: Tensor, plan: Plan) -> tuple[int, ...]
         "q": q,
         "q_scale": 0 if call.q_scale is None else call.q_scale.data_ptr(),
         "kv": call.k.data_ptr() if call.problem.N else q,
-        "kv_scale": call.kv_scale.data_ptr(),
+        "kv_scale": 0 if call.kv_scale is None else call.kv_scale.data_ptr(),
         "w": call.weights.data_ptr(),
         "start": call.start.data_ptr(),
         "end": call.end.data_ptr(),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from mqa.cuda.plan import Scalar
-from mqa.problem import Format
+from mqa.formats.kv_cache import SCALE_BYTES
+from mqa.problem import MX_FORMATS, Format
 
 HEADS = (8, 16, 32, 64, 128)
 HEAD_DIMS = (32, 64, 128)
@@ -13,17 +14,22 @@ MX_DIMS = (64, 128)
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
 CXX = {"float32": "float", "bfloat16": "__nv_bfloat16", "float16": "__half"}
 """Logits dtypes as C++ spells them."""
-ELEMENTS: dict[Format, str] = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4"}
+ELEMENTS: dict[Format, str] = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4", "bf16": "Bf16"}
 """Of each format: how keys reach the tensor cores, a struct of the kernels' sources."""
 
 
 def head_dims(format: Format) -> tuple[int, ...]:
-    return HEAD_DIMS if format == "fp8" else MX_DIMS
+    return MX_DIMS if format in MX_FORMATS else HEAD_DIMS
 
 
 def row_bytes(elements: str, dim: int) -> int:
     """Bytes of a key of `dim` elements."""
-    return dim // 2 if elements == "Mxfp4" else dim
+    return {"Mxfp4": dim // 2, "Bf16": dim * 2}.get(elements, dim)
+
+
+def scale_bytes(elements: str) -> int:
+    """Bytes of a key's scale, or of its block scales."""
+    return 0 if elements == "Bf16" else SCALE_BYTES
 
 
 def strides(tensor: Tensor) -> tuple[int, int]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from mqa.cuda.operands import ELEMENTS, HEADS, PAGE_SIZES, head_dims, row_bytes
+from mqa.cuda.operands import ELEMENTS, HEADS, PAGE_SIZES, head_dims, row_bytes, scale_bytes
 from mqa.cuda.tensor_map import ADDRESS_BYTES
-from mqa.formats.kv_cache import SCALE_BYTES
 from mqa.problem import Format, PagedProblem, Problem
 
 
@@ -24,22 +23,32 @@ def problem_reasons(problem: Problem, formats: Collection[Format]) -> Iterator[s
     yield from _layout_reasons(problem)
 
 
+def element_bytes(problem: Problem) -> int:
+    """Of what q and k store: two packed E2M1 values, or one of another format."""
+    return 2 if problem.format == "bf16" else 1
+
+
+def stored_elements(problem: Problem) -> int:
+    """Of a row of q for one head, and of a key."""
+    return row_bytes(ELEMENTS[problem.format], problem.D) // element_bytes(problem)
+
+
 def _layout_reasons(problem: Problem) -> Iterator[str]:
     """What the copy engine cannot address. The texts tell no strides, which may depend on S: each
     would be a new reason."""
     layout, heads = dict(problem.layout), problem.H
-    stored = row_bytes(ELEMENTS[problem.format], problem.D)
+    size, stored = element_bytes(problem), stored_elements(problem)
     paged = isinstance(problem, PagedProblem)
     for tensor in ("q", "cache" if paged else "kv"):
         for offset in layout.get(f"{tensor}_off", ()):
             yield f"{tensor} is {offset} bytes off a multiple of {ADDRESS_BYTES}"
     if isinstance(problem, PagedProblem):
         sizes: tuple[int, ...] = (problem.B, problem.next_n, heads, stored)
-        yield from _cache_reasons(problem, stored, layout.get("cache_stride", ()))
+        yield from _cache_reasons(problem, layout.get("cache_stride", ()), size)
     else:
         sizes = (problem.S, heads, stored)
-        yield from _row_reasons("kv", (problem.N, stored), layout.get("kv_stride", ()))
-    yield from _row_reasons("q", sizes, layout.get("q_stride", ()))
+        yield from _row_reasons("kv", (problem.N, stored), layout.get("kv_stride", ()), size)
+    yield from _row_reasons("q", sizes, layout.get("q_stride", ()), size)
     yield from request_reasons(problem)
 
 
@@ -48,7 +57,7 @@ def request_reasons(problem: Problem) -> Iterator[str]:
     if not isinstance(problem, PagedProblem) or min(problem.B, problem.next_n) < 2:
         return
     layout, next_n = dict(problem.layout), problem.next_n
-    row_of_q = problem.H * row_bytes(ELEMENTS[problem.format], problem.D)
+    row_of_q = problem.H * stored_elements(problem)
     for tensor, row in (("q", row_of_q), ("q_scale", problem.H)):
         # Strides of inner dimensions may be left out.
         request, *inner = layout.get(f"{tensor}_stride", (next_n * row,))
@@ -59,17 +68,20 @@ def request_reasons(problem: Problem) -> Iterator[str]:
             )
 
 
-def _row_reasons(tensor: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[str]:
-    """Of a tensor whose last dimension is a row for the copy engine."""
-    dim = sizes[-1]
+def _row_reasons(
+    tensor: str, sizes: tuple[int, ...], strides: tuple[int, ...], item: int
+) -> Iterator[str]:
+    """Of a tensor whose last dimension is a row for the copy engine; elements have `item` bytes."""
+    row = sizes[-1] * item
     inner = strides[-1] if len(strides) == len(sizes) else 1
-    steps = [step for size, step in zip(sizes[:-1], strides, strict=False) if size > 1]
-    if inner != 1 or any(step % ADDRESS_BYTES or step < dim for step in steps):
-        yield f"{tensor} is not rows of {dim} contiguous bytes at multiples of {ADDRESS_BYTES}"
+    steps = [step * item for size, step in zip(sizes[:-1], strides, strict=False) if size > 1]
+    if inner != 1 or any(step % ADDRESS_BYTES or step < row for step in steps):
+        yield f"{tensor} is not rows of {row} contiguous bytes at multiples of {ADDRESS_BYTES}"
 
 
-def _cache_reasons(problem: PagedProblem, stored: int, strides: tuple[int, ...]) -> Iterator[str]:
-    bytes_of_page = problem.P * (stored + SCALE_BYTES)
-    page = strides[0] if strides and problem.blocks > 1 else bytes_of_page
+def _cache_reasons(problem: PagedProblem, strides: tuple[int, ...], item: int) -> Iterator[str]:
+    elements = ELEMENTS[problem.format]
+    bytes_of_page = problem.P * (row_bytes(elements, problem.D) + scale_bytes(elements))
+    page = strides[0] * item if strides and problem.blocks > 1 else bytes_of_page
     if page % ADDRESS_BYTES or page < bytes_of_page:
         yield f"pages of cache overlap, or do not begin at multiples of {ADDRESS_BYTES} bytes"

@@ -26,7 +26,7 @@ from mqa.cuda.sm100_tiles import (
 )
 from mqa.cuda.tensor_map import TensorMap
 from mqa.formats.kv_cache import SCALE_BYTES
-from mqa.problem import FORMATS, LOGITS_DTYPES, Format
+from mqa.problem import LOGITS_DTYPES, Format
 from mqa.reference.schedule import GROUP
 
 DENSE, PAGED = "mqa::sm100::dense", "mqa::sm100::paged"
@@ -141,7 +141,7 @@ def kernels(*, every: bool = False) -> tuple[Kernel, ...]:
 
 def _choices() -> Iterator[tuple[Kernel, tuple[object, ...]]]:
     """Kernels, and of each: format, H, D, logits dtype, dense or of how many columns paged."""
-    for format, h in itertools.product(FORMATS, HEADS):
+    for format, h in itertools.product(MODELS, HEADS):
         for d, logits in itertools.product(head_dims(format), LOGITS_DTYPES):
             facts = (h, d, logits, ELEMENTS[format])
             for found in dense_kernels(*facts):
@@ -158,4 +158,4 @@ MODELS: dict[Format, str] = {
     "mxfp4": "BLACKWELL_MXFP4",
 }
 """How each format is summed: a name in `mqa.testing.accumulators`."""
-SM100 = Blackwell("sm100", ELEMENTS, MODELS, by_default=True)
+SM100 = Blackwell("sm100", {format: ELEMENTS[format] for format in MODELS}, MODELS, by_default=True)

@@ -24,7 +24,7 @@ from mqa.cuda.sm90_tiles import (
     shared_parts,
 )
 from mqa.cuda.tensor_map import TensorMap
-from mqa.problem import LOGITS_DTYPES, Format
+from mqa.problem import LOGITS_DTYPES, QUANTIZED_FORMATS, Format
 
 
 @functools.cache
@@ -136,6 +136,6 @@ ACCUMULATORS = {
     "Fp8Accurate": "HOPPER_E4M3_IN_BF16",
 }
 """How each kind of elements is summed: a name in `mqa.testing.accumulators`."""
-SM90 = Hopper("sm90", ELEMENTS, by_default=True)
+SM90 = Hopper("sm90", {format: ELEMENTS[format] for format in QUANTIZED_FORMATS}, by_default=True)
 SM90_ACCURATE = Hopper("sm90-accurate", {"fp8": "Fp8Accurate"}, by_default=False)
 """FP8 by way of bfloat16, whose sums keep float32's bits: for validation."""

@@ -35,19 +35,22 @@ def check_mx_head_dim(function: str, what: str, head_dim: int) -> None:
         )
 
 
-def check_tensor(function: str, name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:
-    """`value` is a tensor of one of `dtypes`."""
+def check_tensor(
+    function: str, name: str, value: object, dtypes: tuple[torch.dtype, ...]
+) -> Tensor:
+    """`value`, which is a tensor of one of `dtypes`."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{function}: {name} is a {type(value).__name__}, expected a torch.Tensor")
     if value.dtype not in dtypes:
         raise TypeError(f"{function}: {name}.dtype={value.dtype}, expected {_listed(dtypes)}")
+    return value
 
 
 def check_scale(
-    function: str, values: Tensor, scale: Tensor, dtypes: tuple[torch.dtype, ...]
-) -> None:
-    """`scale` has one entry per row of `values`, on the same device."""
-    check_tensor(function, "scale", scale, dtypes)
+    function: str, values: Tensor, scale: Tensor | None, dtypes: tuple[torch.dtype, ...]
+) -> Tensor:
+    """`scale`, which has one entry per row of `values`, on the same device."""
+    scale = check_tensor(function, "scale", scale, dtypes)
     if values.ndim == 0 or scale.shape != values.shape[:-1]:
         expected = tuple(values.shape[:-1])
         raise ValueError(
@@ -58,6 +61,7 @@ def check_scale(
         raise ValueError(
             f"{function}: scale.device={scale.device}, expected {values.device} as values has"
         )
+    return scale
 
 
 def _listed(dtypes: tuple[torch.dtype, ...]) -> str:

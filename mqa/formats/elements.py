@@ -10,6 +10,7 @@ copies from the host or waits for the device, and all of it can be captured in a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -104,6 +105,22 @@ def decode_e4m3(values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     table = codes.view(torch.float8_e4m3fn).to(dtype)
     indices = values.view(torch.uint8).reshape(-1).to(torch.int32)
     return table.index_select(0, indices).view(values.shape)
+
+
+def decoder(stored: torch.dtype) -> Callable[[Tensor, torch.dtype], Tensor]:
+    """What gives the values of elements that calls hold as `bfloat16`, `float8_e4m3fn` or bytes of
+    packed E2M1."""
+    known = {torch.bfloat16: decode_bf16, torch.float8_e4m3fn: decode_e4m3}
+    return known.get(stored, decode_e2m1)
+
+
+def decode_bf16(values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Values of `bfloat16` elements, exact in float32 or float64 `dtype`, subnormals too."""
+    if dtype == torch.float32:
+        return values.to(torch.float32)  # moves bits, whatever torch.set_flush_denormal says
+    parts = take_apart(values)
+    signed = torch.where(parts.sign > 0, -parts.magnitude, parts.magnitude)
+    return torch.where(parts.finite, signed, values.to(dtype))
 
 
 def decode_e2m1(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

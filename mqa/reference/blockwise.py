@@ -75,18 +75,19 @@ class Tokens(Protocol):
 
 
 class DenseTokens:
-    def __init__(self, decoder: Decoder, k: Tensor, kv_scale: Tensor) -> None:
-        self._decode, self._k, self._scale = decoder, k, kv_scale
+    def __init__(self, decoder: Decoder, k: Tensor, kv_scale: Tensor | None) -> None:
+        self._decode, self._scale = decoder, kv_scale
+        self._k = k if decoder.plain else k.view(torch.uint8)  # float8 cannot be gathered
 
     def span(self, first: int, last: int) -> Span:
         tokens = slice(first * TILE, min(last * TILE, self._k.shape[0]))
-        return decoded_span(
-            self._decode, self._k[None, tokens], self._scale[None, tokens], last - first
-        )
+        scale = None if self._scale is None else self._scale[None, tokens]
+        return decoded_span(self._decode, self._k[None, tokens], scale, last - first)
 
     def gather(self, rows: slice, positions: Tensor) -> Span:
         at = positions.clamp(0, self._k.shape[0] - 1)
-        return decoded_span(self._decode, self._k.view(torch.uint8)[at], self._scale[at])
+        scale = None if self._scale is None else self._scale[at]
+        return decoded_span(self._decode, self._k[at], scale)
 
 
 class Windows(NamedTuple):
@@ -114,7 +115,7 @@ def dense(
     q: Tensor,
     q_scale: Tensor | None,
     k: Tensor,
-    kv_scale: Tensor,
+    kv_scale: Tensor | None,
     weights: Tensor,
     start: Tensor,
     end: Tensor,

@@ -19,10 +19,9 @@ from mqa.formats import elements
 
 
 def values(elements_: Tensor, scale: Tensor | None = None) -> Tensor:
-    """float64 values of E4M3 [..., D] or packed E2M1 [..., D/2], times their UE8M0 block scales."""
-    fp4 = elements_.dtype != torch.float8_e4m3fn
-    decode = elements.decode_e2m1 if fp4 else elements.decode_e4m3
-    plain = decode(elements_, torch.float64)
+    """float64 values of bfloat16 or E4M3 [..., D], or of packed E2M1 [..., D/2], times their UE8M0
+    block scales."""
+    plain = elements.decoder(elements_.dtype)(elements_, torch.float64)
     if scale is None:
         return plain
     return elements.scale_blocks_(plain, scale)
@@ -41,7 +40,7 @@ def dense(
     q: Tensor,
     q_scale: Tensor | None,
     k: Tensor,
-    kv_scale: Tensor,
+    kv_scale: Tensor | None,
     weights: Tensor,
     start: Tensor,
     end: Tensor,
@@ -54,7 +53,7 @@ def dense(
     for s, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         first, last = (min(max(n, 0), k64.shape[0]) for n in (first, last))
         if first < last:
-            scale = None if mx else kv_scale[first:last]
+            scale = None if mx or kv_scale is None else kv_scale[first:last]
             logits = row(q64[s], k64[first:last], weights[s], scale)
             column = 0 if max_seqlen_k else first
             out[s, column : column + last - first] = logits
@@ -73,19 +72,16 @@ def paged(
 ) -> Tensor:
     """Cleaned logits [B * next_n, max_context_len], float64, of a paged cache."""
     batch, next_n = q.shape[:2]
-    mx = q_scale is not None
     lens = row_lens(context_lens, next_n)
     tables = range(batch) if indices is None else _longest_of_request(indices.tolist(), lens)
     q64 = values(q, q_scale).flatten(0, 1)
     out = q64.new_full((batch * next_n, max_context_len), -torch.inf)
     for r, length in enumerate(lens):
         if length > 0:
-            entry = block_table[tables[r // next_n]]
-            stored, scales = _tokens(kv_cache, entry, length, row_bytes=q.shape[-1])
-            block_scale = scales.view(torch.int32).squeeze(1) if mx else None
-            kv_scale = None if mx else scales.view(torch.float32).squeeze(1)
-            k = values(stored.view(q.dtype), block_scale)
-            out[r, :length] = row(q64[r], k, weights[r], kv_scale)
+            pages = kv_cache[block_table[tables[r // next_n], : _pages(length, kv_cache)].long()]
+            k, kv_scale = _keys(pages.flatten(1), q, mx=q_scale is not None)
+            scale = None if kv_scale is None else kv_scale[:length]
+            out[r, :length] = row(q64[r], k[:length], weights[r], scale)
     return out
 
 
@@ -128,15 +124,21 @@ def _longest_of_request(indices: list[int], lens: list[int]) -> list[int]:
     return tables
 
 
-def _tokens(kv_cache: Tensor, entry: Tensor, length: int, row_bytes: int) -> tuple[Tensor, Tensor]:
-    """Bytes of the values [length, row_bytes] and of the scales [length, 4] of one request.
+def _pages(length: int, kv_cache: Tensor) -> int:
+    return -(-length // kv_cache.shape[1])
 
-    A page holds P rows of values, then P 4-byte scales.
+
+def _keys(pages: Tensor, q: Tensor, *, mx: bool) -> tuple[Tensor, Tensor | None]:
+    """Values [tokens, D] and FP8 scales [tokens] of pages [n, elements of a page].
+
+    A page holds P rows of values and then, unless they are bfloat16, P 4-byte scales.
     """
-    page_size = kv_cache.shape[1]
-    pages = kv_cache[entry[: -(-length // page_size)].long()].flatten(1)
-    stored, scales = pages.tensor_split([page_size * row_bytes], dim=1)
-    scales = scales.reshape(-1, 4)[:length]
-    return stored.reshape(-1, row_bytes)[:length], scales.clone(
-        memory_format=torch.contiguous_format
-    )
+    row = q.shape[-1]
+    if q.dtype == torch.bfloat16:
+        return values(pages.reshape(-1, row)), None
+    stored, scales = pages.tensor_split([pages.shape[1] // (row + 4) * row], dim=1)
+    codes, words = stored.reshape(-1, row).view(q.dtype), scales.reshape(-1, 4)
+    words = words.clone(memory_format=torch.contiguous_format)
+    if mx:
+        return values(codes, words.view(torch.int32).squeeze(1)), None
+    return values(codes), words.view(torch.float32).squeeze(1)

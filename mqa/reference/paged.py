@@ -45,35 +45,44 @@ def entries_of_requests(lens: Tensor, indices: Tensor) -> Tensor:
 
 
 class Pages:
-    """A cache by token: in each block P rows of values come first, then P 4-byte scales."""
+    """A cache by token: in each block P rows of values come first, then P 4-byte scales, of which
+    bfloat16 has none."""
 
     def __init__(self, kv_cache: Tensor, decode: Decoder) -> None:
-        self.count, self.size, *_, token_bytes = kv_cache.shape
+        self.count, self.size, *_, token = kv_cache.shape
         if self.count == 0:  # something to read from: gathers are masked, not branched around
             kv_cache = kv_cache.new_zeros((1, *kv_cache.shape[1:]))
         self._scale_dtype = torch.int32 if decode.block_scaled else torch.float32
-        self._row_bytes = token_bytes - SCALE_BYTES
+        self._row = token if decode.plain else token - SCALE_BYTES
         blocks, stride, offset = kv_cache.shape[0], kv_cache.stride(0), kv_cache.storage_offset()
-        self._blocks = kv_cache.as_strided((blocks, self.size * token_bytes), (stride, 1), offset)
+        self._blocks = kv_cache.as_strided((blocks, self.size * token), (stride, 1), offset)
         values, scales = self._split(self._blocks)
         self._values, self._scales = values, scales
 
-    def read(self, block: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
-        """Stored values [..., bytes] and scales [...] of tokens `slot` of `block`, both int64."""
+    def read(self, block: Tensor, slot: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Stored values [..., bytes or D] and scales [...] of tokens `slot` of `block`, both
+        int64."""
+        if self._scales is None:
+            return self._values[block, slot], None
         scales = self._scales[block, slot].view(self._scale_dtype)
         return self._values[block, slot], scales.squeeze(-1)
 
-    def read_whole(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Stored values [n * P, bytes] and scales [n * P] of all tokens of `blocks` int [n]: a few
-        long copies, which a CPU does many times faster than many short ones."""
+    def read_whole(self, blocks: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Stored values [n * P, bytes or D] and scales [n * P] of all tokens of `blocks` int [n]: a
+        few long copies, which a CPU does many times faster than many short ones."""
         values, scales = self._split(self._blocks.index_select(0, blocks))
-        scales = scales.reshape(-1, SCALE_BYTES).view(self._scale_dtype)
-        return values.reshape(-1, self._row_bytes), scales.squeeze(-1)
+        values = values.reshape(-1, self._row)
+        if scales is None:
+            return values, None
+        return values, scales.reshape(-1, SCALE_BYTES).view(self._scale_dtype).squeeze(-1)
 
-    def _split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Values [n, P, bytes] and scales [n, P, 4] of blocks [n, bytes of a block]."""
-        rows = blocks[:, : self.size * self._row_bytes], blocks[:, self.size * self._row_bytes :]
-        return rows[0].unflatten(1, (self.size, -1)), rows[1].unflatten(1, (self.size, SCALE_BYTES))
+    def _split(self, blocks: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Values [n, P, bytes or D] and scales [n, P, 4] of blocks [n, elements of a block]."""
+        behind = self.size * self._row
+        values = blocks[:, :behind].unflatten(1, (self.size, -1))
+        if behind == blocks.shape[1]:
+            return values, None
+        return values, blocks[:, behind:].unflatten(1, (self.size, SCALE_BYTES))
 
 
 class PagedTokens:
@@ -96,7 +105,8 @@ class PagedTokens:
         skipped = low % size
         values, scales = self._pages.read_whole(table.contiguous())
         needed = slice(skipped, skipped + high - low)
-        return decoded_span(self._decode, values[None, needed], scales[None, needed], last - first)
+        scales = None if scales is None else scales[None, needed]
+        return decoded_span(self._decode, values[None, needed], scales, last - first)
 
     def gather(self, rows: slice, positions: Tensor) -> Span:
         """Tokens of each row's request; a block id outside the cache reads as zeros."""
@@ -104,7 +114,8 @@ class PagedTokens:
         exists = (block >= 0) & (block < self._pages.count)
         values, scales = self._pages.read(torch.where(exists, block, 0), slot)
         values = torch.where(exists.unsqueeze(-1), values, 0)
-        return decoded_span(self._decode, values, torch.where(exists, scales, 0))
+        scales = None if scales is None else torch.where(exists, scales, 0)
+        return decoded_span(self._decode, values, scales)
 
     def _locate(self, rows: slice, positions: Tensor) -> tuple[Tensor, Tensor]:
         size = self._pages.size

@@ -40,12 +40,14 @@ class Decoder:
     """Element codes to float32 [..., D padded] for one call's format."""
 
     def __init__(self, q: Tensor, q_scale: Tensor | None) -> None:
-        self._fp4 = q.dtype != torch.float8_e4m3fn
+        self._decode = elements.decoder(q.dtype)
         self.block_scaled = q_scale is not None
-        self.head_dim = q.shape[-1] * (2 if self._fp4 else 1)
+        self.plain = q.dtype == torch.bfloat16
+        """Whether keys have no scale of any kind."""
+        self.head_dim = q.shape[-1] * (2 if self._decode is elements.decode_e2m1 else 1)
 
     def __call__(self, values: Tensor, block_scale: Tensor | None) -> Tensor:
-        decoded = elements.decode_e2m1(values) if self._fp4 else elements.decode_e4m3(values)
+        decoded = self._decode(values, torch.float32)
         if block_scale is not None:
             return elements.scale_blocks_(decoded, block_scale)
         return _padded(decoded, dims=padded_dims(self.head_dim))
@@ -75,7 +77,7 @@ class Products:
     costs a CPU as much as the products."""
 
     def __init__(self, batch: int, num_heads: int, device: torch.device) -> None:
-        self.batch = batch
+        self.batch, self._num_heads = batch, num_heads
         room, heads = max(batch, _PAIRS), padded_heads(num_heads)
         self._dots = torch.empty(room, heads, TILE, device=device, dtype=torch.float32)
         self._sums = torch.empty(room, 1, TILE, device=device, dtype=torch.float32)
@@ -105,6 +107,8 @@ class Products:
             )
         dots, sums = self._dots[: len(tokens)], self._sums[: len(tokens)]
         torch.bmm(queries, tokens.mT, out=dots)
+        # An infinite key makes NaN of the zeros that stand for missing heads.
+        dots[:, self._num_heads :].zero_()
         return torch.bmm(weights, dots.relu_(), out=sums)[:count]
 
 
@@ -140,13 +144,17 @@ def _pairs(rows: Tensor, tiles: int) -> Tensor:
     return rows.unsqueeze(1).expand(-1, tiles, -1, -1).flatten(0, 1)
 
 
-def decoded_span(decode: Decoder, values: Tensor, scale: Tensor, tiles: int | None = None) -> Span:
-    """Stored tokens, values [rows, n, bytes] and scale [rows, n], padded with zeros to `tiles`."""
-    rows, count = scale.shape
+def decoded_span(
+    decode: Decoder, values: Tensor, scale: Tensor | None, tiles: int | None = None
+) -> Span:
+    """Stored tokens, values [rows, n, bytes or D] and scale [rows, n] or None, padded with zeros to
+    `tiles`."""
+    rows, count = values.shape[:2]
     k = decode(values, scale if decode.block_scaled else None)
+    after = None if decode.block_scaled else scale
     missing = 0 if tiles is None else tiles * TILE - count
     if missing:
         k = torch.cat((k, k.new_zeros(rows, missing, k.shape[2])), dim=1)
-        scale = torch.cat((scale, scale.new_zeros(rows, missing)), dim=1)
-    k = k.view(rows, -1, TILE, k.shape[2])
-    return Span(k, None if decode.block_scaled else scale)
+        if after is not None:
+            after = torch.cat((after, after.new_zeros(rows, missing)), dim=1)
+    return Span(k.view(rows, -1, TILE, k.shape[2]), after)

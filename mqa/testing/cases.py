@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mqa.problem import DenseProblem, PagedProblem, Problem, parse
-from mqa.testing._codes import I64, U8, pack_nibbles, pack_scales
+from mqa.testing._codes import I64, U8, Codes, pack_nibbles, pack_scales
 from mqa.testing.data import Data, Group
 from mqa.testing.draws import Draw
 from mqa.testing.layout import Layout, Raw
@@ -45,8 +45,9 @@ class Case:
     """A problem with its tensors, ready to run.
 
     `tensors` are named as in the problem's layout: dense q, q_scale, kv, kv_scale, w, start, end;
-    paged q, q_scale, cache, w, lens, table, indices (q_scale only for mx formats, indices only for
-    varlen). `data` holds the same content as plain numpy arrays, for the oracle.
+    paged q, q_scale, cache, w, lens, table, indices (q_scale only for mx formats, kv_scale not for
+    bf16, indices only for varlen). `data` holds the same content as plain numpy arrays, for the
+    oracle.
     """
 
     problem: Problem
@@ -62,7 +63,7 @@ class Case:
     def kwargs(self) -> dict[str, Any]:
         """The public function's arguments by name, without schedule_meta, out and backend.
 
-        A plain FP8 q is passed bare by even seeds, as the pair (q, None) by odd ones.
+        A q without a scale is passed bare by even seeds, as the pair (q, None) by odd ones.
         """
         tensors, problem = self.tensors, self.problem
         scale = tensors.get("q_scale")
@@ -75,7 +76,7 @@ class Case:
         }
         if isinstance(problem, DenseProblem):
             return common | {
-                "kv": (tensors["kv"], tensors["kv_scale"]),
+                "kv": (tensors["kv"], tensors.get("kv_scale")),
                 "cu_seq_len_k_start": tensors["start"],
                 "cu_seq_len_k_end": tensors["end"],
                 "max_seqlen_k": problem.M,
@@ -193,10 +194,10 @@ class _Builder:
         operands, data = self._operands(problem.N, first, np.maximum(first, last), origin, groups)
         self._place_rows(operands, (problem.S,))
         self._place("kv", *self._elements(operands.k_codes))
-        if operands.k_scales is None:
-            self._place("kv_scale", operands.key_scale, torch.float32)
-        else:
+        if operands.k_scales is not None:
             self._place("kv_scale", self._packed(operands.k_scales), torch.int32)
+        elif problem.format == "fp8":
+            self._place("kv_scale", operands.key_scale, torch.float32)
         self._place("start", start.astype(np.int32), torch.int32)
         self._place("end", end.astype(np.int32), torch.int32)
         return Case(problem, self.tensors, data, self.device)
@@ -259,20 +260,25 @@ class _Builder:
             self._place("w", operands.weights, torch.float32)
 
     def _place_pool(self, operands: Operands, used: I64) -> None:
-        """The cache [blocks, P, 1, bytes]: in a block all values first, then 4 bytes a token."""
+        """The cache [blocks, P, 1, elements]: in a block all values first, then 4 bytes a token,
+        of bfloat16 none."""
         problem = self.problem
         assert isinstance(problem, PagedProblem)
-        values, _ = self._elements(operands.k_codes)
+        values, dtype = self._elements(operands.k_codes)
+        item, plain = values.shape[1], dtype == torch.bfloat16
+        nan = 0x7FFF if plain else 0x7F
+        pool = np.full((problem.blocks, problem.P, 1, item), nan, values.dtype)
+        pool.reshape(-1, item)[used] = values
+        if plain:
+            self._place("cache", pool, dtype)
+            return
         scales = (
             operands.key_scale if operands.k_scales is None else self._packed(operands.k_scales)
         )
-        item = values.shape[1]
-        pool = np.full((problem.blocks, problem.P, item), 0x7F, np.uint8)
         tails = np.full((problem.blocks, problem.P, 4), 0xFF, np.uint8)
-        pool.reshape(-1, item)[used] = values
         tails.reshape(-1, 4)[used] = np.ascontiguousarray(scales).view(np.uint8).reshape(-1, 4)
         flat = np.concatenate(
-            [part.reshape(problem.blocks, problem.P * part.shape[2]) for part in (pool, tails)], 1
+            [part.reshape(problem.blocks, problem.P * part.shape[-1]) for part in (pool, tails)], 1
         ).reshape(problem.blocks, problem.P, 1, item + 4)
         self._place("cache", flat, torch.uint8)
 
@@ -284,12 +290,12 @@ class _Builder:
     def _place(self, name: str, raw: Raw, dtype: torch.dtype) -> None:
         self.tensors[name] = self.layout.place(name, raw, dtype, self.device)
 
-    def _elements(self, codes: U8) -> tuple[U8, torch.dtype]:
+    def _elements(self, codes: Codes) -> tuple[Codes, torch.dtype]:
         """Element codes as stored, and their dtype. FP4 is uint8 if seed & 2, else int8."""
-        if self.problem.format != "mxfp4":
-            return codes, torch.float8_e4m3fn
-        dtype = torch.uint8 if self.problem.seed & 2 else torch.int8
-        return pack_nibbles(codes), dtype
+        if self.problem.format == "mxfp4":
+            return pack_nibbles(codes), torch.uint8 if self.problem.seed & 2 else torch.int8
+        plain = self.problem.format == "bf16"
+        return codes, torch.bfloat16 if plain else torch.float8_e4m3fn
 
     def _packed(self, scales: U8) -> Raw:
         shape = (*scales.shape[:-1], 4)

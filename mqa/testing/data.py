@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mqa.testing._codes import F32, F64, I64, U8, decode
+from mqa.testing._codes import F32, F64, I64, U8, Codes, decode
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Data:
     """
 
     format: str
-    q_codes: U8
+    q_codes: Codes
     """[R, H, D], one element code each (a nibble for mxfp4)."""
     q_scales: U8 | None
-    """[R, H, D / 32] UE8M0 codes; None for fp8."""
-    k_codes: U8
+    """[R, H, D / 32] UE8M0 codes; None for fp8 and bf16."""
+    k_codes: Codes
     """[K, D]"""
     k_scales: U8 | None
-    """[K, D / 32] UE8M0 codes; None for fp8."""
+    """[K, D / 32] UE8M0 codes; None for fp8 and bf16."""
     key_scale: F32
-    """[K], applied after the head sum; ones for mx formats."""
+    """[K], applied after the head sum; ones but for fp8."""
     weights: F32
     """[R, H]"""
     start: I64

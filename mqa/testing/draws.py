@@ -7,7 +7,8 @@ import zlib
 
 import numpy as np
 
-from mqa.testing._codes import F64, I64, U8, Bool, encode
+from mqa.problem import MX_FORMATS
+from mqa.testing._codes import F64, I64, U16, Bool, Codes, encode
 
 Shape = tuple[int, ...]
 
@@ -68,12 +69,14 @@ def leaning_signs(draw: Draw, shape: Shape, towards: I64, lean: float) -> I64:
     return np.where(agree, towards, -towards)
 
 
-def bounded_elements(draw: Draw, fmt: str, shape: Shape, towards: I64, special: Bool) -> U8:
+def bounded_elements(draw: Draw, fmt: str, shape: Shape, towards: I64, special: Bool) -> Codes:
     """Codes [..., D] of about normal values with a few awkward ones; all finite.
 
     One element in 64 is +-0 or among the smallest, one in 256 the largest. Vectors marked in
     `special` [...] are uniformly random codes instead, their magnitudes spread over all exponents.
     """
+    if fmt == "bf16":
+        return _bounded_bf16(draw, shape, towards, special)
     spread = 2.0 if fmt == "mxfp4" else 74.0
     magnitude = np.abs(draw.bell(shape)) * (spread / 148)
     codes = encode(magnitude * leaning_signs(draw, shape, towards, 0.7), fmt)
@@ -89,9 +92,23 @@ def bounded_elements(draw: Draw, fmt: str, shape: Shape, towards: I64, special: 
     return np.where(special[..., None], wild, codes).astype(np.uint8)
 
 
+def _bounded_bf16(draw: Draw, shape: Shape, towards: I64, special: Bool) -> U16:
+    """Of `bounded_elements`; the magnitudes of special vectors are spread over 2^-100 .. 2^45:
+    their products leave room for the sums."""
+    signs = leaning_signs(draw, shape, towards, 0.7)
+    codes = encode(np.abs(draw.bell(shape)) / 148 * signs, "bf16")
+    sign = draw.below(2, shape) << 15
+    rare = draw.one_in(64, shape)
+    codes[rare] = (draw.between(0, 7, shape) | sign)[rare]
+    rare = draw.one_in(256, shape)
+    codes[rare] = (0x40FF | sign)[rare]  # 7.97
+    wild = draw.between(127 - 100, 127 + 44, shape) << 7 | draw.below(2**7, shape) | sign
+    return np.where(special[..., None], wild, codes).astype(np.uint16)
+
+
 def small_values(draw: Draw, fmt: str, shape: Shape, towards: I64, top: int, lean: float) -> F64:
-    """Values of the exact regime: integers up to +-top for `fp8`, else {0, .5, 1, 1.5, 2, 3}."""
-    if fmt == "fp8":
+    """Values of the exact regime: for MX {0, .5, 1, 1.5, 2, 3}, else integers up to +-top."""
+    if fmt not in MX_FORMATS:
         magnitude = draw.between(0, top, shape).astype(np.float64)
     else:
         magnitude = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0])[draw.below(6, shape)]

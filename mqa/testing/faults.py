@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from mqa.problem import QUANTIZED_FORMATS
 from mqa.testing._codes import F64
 from mqa.testing.accumulators import EXACT, FLOAT32, Accumulator
 from mqa.testing.cases import Case
@@ -133,8 +134,8 @@ def _has_heads(data: Data) -> bool:
     return data.heads > 1
 
 
-def _has_keys(data: Data) -> bool:
-    return len(data.k_codes) > 1
+def _has_key_scales(data: Data) -> bool:
+    return data.format in QUANTIZED_FORMATS and len(data.k_codes) > 1
 
 
 def _has_blocks(data: Data) -> bool:
@@ -150,7 +151,7 @@ BOUNDED_FAULTS = (
     Fault("two weights swapped", _has_heads, _altered(_swap_weights)),
     Fault("two dims of q swapped", _always, _altered(_swap_dims)),
     Fault("last K-step dropped", _always, _altered(_drop_last_step)),
-    Fault("a neighbour's k scale", _has_keys, _altered(_neighbour_scale)),
+    Fault("a neighbour's k scale", _has_key_scales, _altered(_neighbour_scale)),
     Fault("head sum in bfloat16", _always, _coarse_head_sum),
 )
 """What the bounded suite must flag (the last one with float32 logits, which can show it)."""

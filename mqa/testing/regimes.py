@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mqa.problem import Problem
-from mqa.testing._codes import BLOCK, F32, F64, U8, encode
+from mqa.problem import MX_FORMATS, Problem
+from mqa.testing._codes import BLOCK, F32, F64, U8, Codes, decode, encode
 from mqa.testing.data import Data
 from mqa.testing.draws import Draw, bounded_elements, direction, small_values
 from mqa.testing.oracle import combine
@@ -29,9 +29,9 @@ MIN_NONZERO = 0.6
 class Operands:
     """q, k, their scales and the weights, shaped as in `Data`."""
 
-    q_codes: U8
+    q_codes: Codes
     q_scales: U8 | None
-    k_codes: U8
+    k_codes: Codes
     k_scales: U8 | None
     key_scale: F32
     weights: F32
@@ -69,23 +69,26 @@ def draw_exact(problem: Problem, num_keys: int, lean: float) -> Operands:
 
 
 def _attempt_exact(problem: Problem, num_keys: int, lean: float, attempt: _Attempt) -> Operands:
-    fmt, seed, dims, mx = problem.format, problem.seed, problem.D, problem.format != "fp8"
+    fmt, seed, dims, mx = problem.format, problem.seed, problem.D, problem.format in MX_FORMATS
     towards = direction(seed, dims)
     top = max(1, min(7, math.isqrt(FP8_DOT_UNITS // dims)))
     draw_q, draw_k, draw_w = (Draw(seed, name) for name in ("q", "k", "weights"))
     q = small_values(draw_q, fmt, (problem.rows, problem.H, dims), towards, top, lean)
     k = small_values(draw_k, fmt, (num_keys, dims), towards, top, lean)
     q = np.where(draw_q.below(attempt.density, q.shape) == 0, q, 0.0)
-    row_power = draw_q.between(-9, 6, (problem.rows,))
-    key_power = draw_k.between(-9, 6, (num_keys,))
+    # Logits in float16 are to be finite, and no scale undoes a key's power in bfloat16.
+    row_powers, key_powers = ((-20, 20), (-3, 3)) if fmt == "bf16" else ((-9, 6), (-9, 6))
+    row_power = draw_q.between(*row_powers, (problem.rows,))
+    key_power = draw_k.between(*key_powers, (num_keys,))
     weights = draw_w.between(1, attempt.weight, q.shape[:2]) * _mixed_signs(draw_w, q.shape[:2])
     weight_power = draw_w.between(-2, 2, (problem.rows, 1)) - 6 - row_power[:, None]
+    scale_power = np.zeros(num_keys, np.int64)
     if not mx:
-        scale_power = draw_k.between(-3, 3, (num_keys,)) - key_power
+        if fmt == "fp8":
+            scale_power = draw_k.between(-3, 3, (num_keys,)) - key_power
         q, k = np.ldexp(q, row_power[:, None, None]), np.ldexp(k, key_power[:, None])
         q_scales = k_scales = None
     else:
-        scale_power = np.zeros(num_keys, np.int64)
         half = attempt.spread // 2
         q_offset = draw_q.between(0, attempt.spread - half, (*q.shape[:2], dims // BLOCK))
         k_offset = draw_k.between(0, half, (num_keys, dims // BLOCK))
@@ -154,7 +157,7 @@ def assert_exact(data: Data) -> None:
     """
     dots, weights = _units(data)
     worst = dots.max(initial=0)
-    if data.format == "fp8" and worst > FP8_DOT_UNITS:
+    if data.format not in MX_FORMATS and worst > FP8_DOT_UNITS:
         raise AssertionError(f"exact regime: sum |q.k| is {worst:.0f} units, limit {FP8_DOT_UNITS}")
     worst = (dots * weights).sum(axis=1).max(initial=0)
     if worst > UNITS:
@@ -232,8 +235,8 @@ def nonzero_share(data: Data) -> float:
 def draw_bounded(problem: Problem, num_keys: int) -> Operands:
     """Ordinary values, and one row in 8 and one key in 8 with codes spread over all exponents.
 
-    In one seed of four the exponents of q's and k's scales move apart, to both ends of the
-    guaranteed range.
+    In one seed of four the exponents of q's and k's scales, or in bfloat16 of their elements, move
+    apart, to both ends of the guaranteed range.
     """
     fmt, seed = problem.format, problem.seed
     towards = direction(seed, problem.D)
@@ -243,16 +246,22 @@ def draw_bounded(problem: Problem, num_keys: int) -> Operands:
     q_codes = bounded_elements(draw_q, fmt, (*odd_rows.shape, problem.D), towards, odd_rows)
     k_codes = bounded_elements(draw_k, fmt, (num_keys, problem.D), towards, odd_keys)
     q_scales = k_scales = None
-    if fmt != "fp8":
-        tilt = (0, 0, 0, -100, 0, 0, 0, 100)[Draw(seed, "tilt").number(0, 7)]
-        q_scales = _block_codes(draw_q, fmt, q_codes, odd_rows, tilt)
-        k_scales = _block_codes(draw_k, fmt, k_codes, odd_keys, -tilt)
+    tilt = (0, 0, 0, -1, 0, 0, 0, 1)[Draw(seed, "tilt").number(0, 7)]
+    if fmt in MX_FORMATS:
+        q_scales = _block_codes(draw_q, fmt, q_codes, odd_rows, tilt * 100)
+        k_scales = _block_codes(draw_k, fmt, k_codes, odd_keys, -tilt * 100)
+    elif fmt == "bf16":
+        q_codes, k_codes = _tilted(q_codes, tilt * 60), _tilted(k_codes, -tilt * 60)
     key_scale = _key_scales(draw_k, odd_keys) if fmt == "fp8" else np.ones(num_keys, np.float32)
     weights = _weights(Draw(seed, "weights"), odd_rows.shape, problem.weights)
     return Operands(q_codes, q_scales, k_codes, k_scales, key_scale, weights)
 
 
-def _block_codes(draw: Draw, fmt: str, codes: U8, odd: np.ndarray, tilt: int) -> U8:
+def _tilted(codes: Codes, power: int) -> Codes:
+    return encode(np.ldexp(decode(codes, None, "bf16"), power), "bf16") if power else codes
+
+
+def _block_codes(draw: Draw, fmt: str, codes: Codes, odd: np.ndarray, tilt: int) -> U8:
     low, high, centre = (2, 252, 125) if fmt == "mxfp4" else (10, 246, 121)
     shape = (*codes.shape[:-1], codes.shape[-1] // BLOCK)
     offset = np.where(odd[..., None], draw.between(-60, 30, shape), draw.between(-3, 3, shape))

@@ -13,6 +13,7 @@ from mqa.problem import (
     FORMATS,
     LENS,
     LOGITS_DTYPES,
+    MX_FORMATS,
     REGIMES,
     WEIGHTS_DTYPES,
     WINDOWS,
@@ -133,17 +134,20 @@ def paged_problems(
 @st.composite
 def _dense_layouts(draw: st.DrawFn, problem: DenseProblem) -> Layout:
     facts = draw(_row_layouts(problem))
-    _offer(draw, facts, "kv_scale_off", st.sampled_from((4, 8, 12)))
+    scaled, unit = problem.format != "bf16", 2 if problem.format == "bf16" else 1
+    if scaled:
+        _offer(draw, facts, "kv_scale_off", st.sampled_from((4, 8, 12)))
     _offer(draw, facts, "start_stride", st.integers(1, 4))
     _offer(draw, facts, "end_stride", st.integers(1, 4))
     _offer(draw, facts, "start_off", st.sampled_from((4, 8, 12)))
     if draw(st.integers(0, 3)) == 0:
         item = problem.D // 2 if problem.format == "mxfp4" else problem.D
         _offer(draw, facts, "kv_stride", st.integers(item, item + 40))
-        _offer(draw, facts, "kv_off", st.integers(1, 15))
-        _offer(draw, facts, "kv_scale_stride", st.integers(1, 3))
+        _offer(draw, facts, "kv_off", st.integers(1, 16 // unit - 1), unit)
+        if scaled:
+            _offer(draw, facts, "kv_scale_stride", st.integers(1, 3))
         _offer(draw, facts, "q_stride", st.integers(problem.H * item, problem.H * item + 40))
-        if problem.format != "fp8":
+        if problem.format in MX_FORMATS:
             _offer(draw, facts, "q_scale_stride", st.integers(problem.H, problem.H + 9))
     return tuple(sorted(facts.items()))
 
@@ -157,7 +161,8 @@ def _paged_layouts(draw: st.DrawFn, problem: PagedProblem) -> Layout:
     _offer(draw, facts, "table_off", st.sampled_from((4, 8, 12)))
     if problem.varlen:
         _offer(draw, facts, "indices_stride", st.integers(1, 3))
-    item = (problem.D // 2 if problem.format == "mxfp4" else problem.D) + 4
+    item = problem.D // 2 if problem.format == "mxfp4" else problem.D
+    item += 0 if problem.format == "bf16" else 4
     block = -(-problem.P * item // 16) * 16
     _offer(draw, facts, "cache_stride", st.sampled_from((block, block + 16, block + 512)))
     return tuple(sorted(facts.items()))

@@ -49,7 +49,7 @@ def test_bench_refuses_to_time_things_that_disagree(run, error_line, monkeypatch
     assert "differ by" in error_line(result, exit_code=1)
 
 
-@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4", "bf16"])
 @pytest.mark.parametrize(
     "shape",
     [

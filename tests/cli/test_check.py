@@ -27,7 +27,7 @@ SMALL_PAGED = "paged mxfp4 B=2 next_n=2 H=4 D=32 P=16 blocks=8 columns=3 L=48 cl
 def test_check_of_the_smoke_suite_passes(run):
     result = run("check")
     assert result.exit_code == 0, result.output
-    assert "24 cases passed" in result.stdout
+    assert "28 cases passed" in result.stdout
     assert "0 bits" in result.stdout
     assert "of bound" in result.stdout
 

@@ -30,11 +30,12 @@ from mqa.cuda.plan import MAX_SHARED_BYTES, WARP, Barrier, Kernel, Plan
 from mqa.cuda.sm100 import SM100
 from mqa.cuda.sm100_tiles import TENSOR_COLUMNS, TILE_ROWS, Tiles, dense_tiles, paged_tiles
 from mqa.formats.kv_cache import SCALE_BYTES
-from mqa.problem import FORMATS, LOGITS_DTYPES, DenseProblem, parse
+from mqa.problem import LOGITS_DTYPES, DenseProblem, parse
 from mqa.reference.schedule import GROUP
 from mqa.testing import accumulators, make_case
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+FORMATS = (*sm100.MODELS,)
 SIZES = "blocks=20 columns=3 L=99"
 DENSE = "dense fp8 S=9 N=40 H=64 D=128"
 PAGED = f"paged fp8 B=3 next_n=2 H=64 D=128 P=64 {SIZES}"

@@ -25,7 +25,7 @@ from mqa.cuda.plan import Kernel
 from mqa.emulator import scheduled
 from mqa.emulator.backend import SM100_EMULATED
 from mqa.emulator.scheduler import SCHEDULES
-from mqa.problem import FORMATS, DenseProblem, PagedProblem, Problem, parse
+from mqa.problem import DenseProblem, PagedProblem, Problem, parse
 from mqa.reference import schedule
 from mqa.testing import (
     BOUNDED_FAULTS,
@@ -44,7 +44,7 @@ from mqa.testing.strategies import dense_problems, paged_problems
 pytestmark = pytest.mark.skipif(
     compiler.unavailable() is not None, reason="NVRTC is missing, which compiles the kernels"
 )
-NAME = "sm100-emulated"
+NAME, FORMATS = "sm100-emulated", (*sm100.MODELS,)
 SOME = [kernel for kernel in sm100.kernels() if kernel not in METADATA]
 EVERY = [kernel for kernel in sm100.kernels(every=True) if kernel not in (*METADATA, *SOME)]
 STEP = 12

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import mqa
 from mqa import values
-from mqa.cuda import compiler
-from mqa.problem import FORMATS, DenseProblem, parse
+from mqa.cuda import compiler, sm100
+from mqa.problem import DenseProblem, parse
 from mqa.reference import schedule
 from mqa.testing import Case, assert_bitwise, make_case
 
@@ -23,6 +23,7 @@ pytestmark = [
     ),
     pytest.mark.no_cover,
 ]
+FORMATS = (*sm100.MODELS,)
 INT32 = torch.iinfo(torch.int32)
 FAR = (0, INT32.min, 1, 301, 385, INT32.max)
 """Lens around the ends of a result of 300 columns and of a table of 384 tokens."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mqa.formats.elements import (
     block_codes,
+    decode_bf16,
     decode_e2m1,
     decode_e4m3,
     decode_ue8m0,
@@ -164,6 +165,22 @@ def test_taking_apart_keeps_subnormals_where_they_are_flushed():
     bits = torch.tensor([1, 0x7FFFFF, 0x800000], dtype=torch.int32)
     magnitude = take_apart(bits.view(torch.float32)).magnitude
     assert magnitude.tolist() == [2.0**-149, 2.0**-126 - 2.0**-149, 2.0**-126]
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_every_bf16_code_decodes_to_its_value(flush):
+    codes = torch.arange(65536, dtype=torch.int32)
+    values = codes.to(torch.uint16).view(torch.bfloat16)
+    wide = (codes.numpy().astype(np.uint32) << 16).view(np.float32)
+    torch.set_flush_denormal(flush)
+    try:
+        single, double = decode_bf16(values), decode_bf16(values, torch.float64)
+    finally:
+        torch.set_flush_denormal(False)
+    np.testing.assert_array_equal(single.numpy().view(np.uint32), wide.view(np.uint32))
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        np.testing.assert_array_equal(double.numpy(), wide.astype(np.float64))
+    assert double.dtype == torch.float64
 
 
 def test_block_codes_take_the_power_of_two_below_and_clamp():

@@ -102,6 +102,24 @@ def test_no_blocks_give_no_blocks(fmt):
     assert got_scale.shape == (0, 4)
 
 
+@pytest.mark.parametrize("page", [1, 3, 64])
+def test_a_bf16_cache_is_its_values(page):
+    values = any_bits(5, page, 128).view(torch.bfloat16)
+    cache = pack_kv_cache(values)
+    assert cache.shape == (5, page, 1, 64)
+    assert cache.is_contiguous()
+    assert same_bits(cache.squeeze(2), values)
+    assert same_bits(pack_kv_cache(values.transpose(0, 1).contiguous().transpose(0, 1)), cache)
+    apart = torch.empty(5, page * 64 + 8, dtype=torch.bfloat16)
+    apart = apart.as_strided(cache.shape, (apart.stride(0), 64, 64, 1)).copy_(cache)
+    for shaped in (cache, cache.squeeze(2), apart):
+        got, scale = unpack_kv_cache(shaped, "bf16")
+        assert scale is None
+        assert same_bits(got, values)
+        assert got.is_contiguous()
+        assert got.data_ptr() != shaped.data_ptr()
+
+
 FP8_VALUES, FP8_SCALE = tokens("fp8", 2, 4, 48)
 FP4_VALUES, FP4_SCALE = tokens("mxfp4", 2, 4, 16)
 
@@ -112,6 +130,9 @@ FP4_VALUES, FP4_SCALE = tokens("mxfp4", 2, 4, 16)
         (None, FP8_SCALE, TypeError, "values is a NoneType"),
         (FP8_VALUES.float(), FP8_SCALE, TypeError, r"values\.dtype=torch\.float32"),
         (FP8_VALUES, FP8_SCALE.double(), TypeError, r"scale\.dtype=torch\.float64"),
+        (FP8_VALUES, None, TypeError, "scale is a NoneType, expected a torch.Tensor"),
+        (FP8_VALUES.bfloat16(), FP8_SCALE, TypeError, "scale is a Tensor, expected None for bf"),
+        (FP8_VALUES[0].bfloat16(), None, ValueError, r"values\.shape=\(4, 48\), expected \[num_bl"),
         (FP4_VALUES, FP8_SCALE, TypeError, r"scale\.dtype=torch\.float32, expected torch\.int32"),
         (FP8_VALUES[0], FP8_SCALE[0], ValueError, r"values\.shape=\(4, 48\), expected \[num_bl"),
         (FP8_VALUES[:, :0], FP8_SCALE[:, :0], ValueError, r"values\.shape=\(2, 0, 48\)"),
@@ -132,7 +153,21 @@ CACHE = torch.zeros(2, 4, 1, 36, dtype=torch.uint8)
     ("cache", "fmt", "error", "message"),
     [
         (CACHE.int(), "fp8", TypeError, r"cache\.dtype=torch\.int32"),
-        (CACHE, "fp4", ValueError, "format='fp4', expected fp8, mxfp8, mxfp4"),
+        (CACHE, "fp4", ValueError, "format='fp4', expected fp8, mxfp8, mxfp4, bf16"),
+        (CACHE, "bf16", TypeError, r"cache\.dtype=torch\.uint8, expected torch\.bfloat16"),
+        (CACHE.bfloat16(), "mxfp8", TypeError, r"cache\.dtype=torch\.bfloat16, expected torch\.u"),
+        (
+            CACHE[:, :0].bfloat16(),
+            "bf16",
+            ValueError,
+            r"cache\.shape=\(2, 0, 1, 36\), expected \[n",
+        ),
+        (
+            CACHE[..., :20].bfloat16()[..., :9],
+            "bf16",
+            ValueError,
+            r"cache\.stride\(\)=\(80, 20, 20",
+        ),
         (CACHE[0, 0], "fp8", ValueError, r"cache\.shape=\(1, 36\), expected \[num_blocks, P, 1"),
         (CACHE.expand(2, 4, 2, 36), "fp8", ValueError, r"cache\.shape=\(2, 4, 2, 36\)"),
         (CACHE[..., :4].clone(), "fp8", ValueError, r"cache\.shape=\(2, 4, 1, 4\)"),

@@ -55,14 +55,14 @@ def check_variants(case: Case) -> None:
     exact = case.problem.regime == "exact"
     result = logits(case, EXACT if exact else FLOAT32)
     t, width = case.tensors, case.problem.width + 3
-    q = t["q"] if case.problem.format == "fp8" else (t["q"], t["q_scale"])
+    q = (t["q"], t["q_scale"]) if "q_scale" in t else t["q"]
     variants = itertools.product(
         OUTS, (torch.float32, torch.bfloat16), (False, True), (False, True)
     )
     for out, weights, compressed, clean in variants:
         got = mqa.fp8_fp4_mqa_logits(
             q,
-            (t["kv"], t["kv_scale"]),
+            (t["kv"], t.get("kv_scale")),
             t["w"].to(weights),
             t["start"],
             t["end"],
@@ -153,9 +153,10 @@ def test_drawn_problems_of_several_tiles_agree(problem: DenseProblem) -> None:
 
 
 @pytest.mark.parametrize("D", [1, 3, 17, 200])
-def test_any_head_dim_of_plain_fp8(D: int) -> None:
+@pytest.mark.parametrize("fmt", ["fp8", "bf16"])
+def test_any_head_dim_without_block_scales(fmt: str, D: int) -> None:
     for regime in ("exact", "bounded"):
-        case = make_case(parse(f"dense fp8 S=5 N=40 H=3 D={D} regime={regime}"))
+        case = make_case(parse(f"dense {fmt} S=5 N=40 H=3 D={D} regime={regime}"))
         assert_logits(case, case.run())
 
 

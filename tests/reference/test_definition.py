@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mqa.problem import DenseProblem, PagedProblem, parse
+from mqa.problem import FORMATS, MX_FORMATS, DenseProblem, PagedProblem, parse
 from mqa.reference import definition
 from mqa.testing import Case, assert_bitwise, make_case, round_once, to_tensor
 from mqa.testing import logits as oracle_logits
@@ -30,6 +30,8 @@ def e2m1(nibble: int) -> Fraction:
 
 def token(values: torch.Tensor, scale: int | None) -> list[Fraction]:
     """Elements of one stored row, times their block scales."""
+    if values.dtype == torch.bfloat16:
+        return [Fraction(value) for value in values.tolist()]
     stored = values.view(torch.uint8).tolist()
     if values.dtype == torch.float8_e4m3fn:
         plain = [e4m3(code) for code in stored]
@@ -60,13 +62,13 @@ def defined(case: Case) -> torch.Tensor:
     return definition.paged(*inputs, case.problem.L, t.get("indices"))
 
 
-@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("M", [0, 9])
 def test_definition_equals_loops_over_fractions(fmt: str, M: int) -> None:
     problem = parse(f"dense {fmt} S=4 N=9 H=3 D=64 M={M} windows=random regime=exact seed=3")
     case = make_case(problem)
     t, got = case.tensors, defined(case)
-    mx = fmt != "fp8"
+    mx = fmt in MX_FORMATS
     for s in range(4):
         low, high = (min(max(int(t[side][s]), 0), 9) for side in ("start", "end"))
         q = [token(t["q"][s, h], int(t["q_scale"][s, h]) if mx else None) for h in range(3)]
@@ -74,7 +76,7 @@ def test_definition_equals_loops_over_fractions(fmt: str, M: int) -> None:
         for n in range(low, high):
             k = token(t["kv"][n], int(t["kv_scale"][n]) if mx else None)
             value = looped(q, k, t["w"][s].tolist())
-            if not mx:
+            if fmt == "fp8":
                 value *= Fraction(float(t["kv_scale"][n]))
             want[n - low if M else n] = float(value)
         assert got[s].tolist() == want
@@ -85,6 +87,8 @@ def test_definition_equals_loops_over_fractions(fmt: str, M: int) -> None:
     [
         "dense fp8 S=7 N=50 H=4 D=32 windows=random",
         "dense mxfp4 S=7 N=50 H=4 D=96 windows=packed M=50",
+        "dense bf16 S=7 N=50 H=3 D=96 windows=packed M=50",
+        "paged bf16 B=4 next_n=3 H=2 D=33 P=7 blocks=40 columns=9 L=60 clean=1 lens=random",
         "paged fp8 B=4 next_n=3 H=2 D=32 P=7 blocks=40 columns=9 L=60 clean=1 lens=random",
         "paged mxfp8 B=4 next_n=3 H=2 D=64 P=7 blocks=40 columns=9 L=60 clean=1 lens_rank=1",
         "paged mxfp4 B=9 next_n=1 H=2 D=64 P=7 blocks=80 columns=9 L=60 clean=1 varlen=1",
@@ -107,6 +111,19 @@ def test_pages_of_odd_sizes(P: int, D: int) -> None:
         case.tensors["lens"].clamp_(max=P)
         want = definition.round_once(defined(case), torch.float32)
         assert_bitwise(case.run(), want, replay=line)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_subnormal_bf16_elements_have_their_values(flush: bool) -> None:
+    q = torch.tensor([0x0001, -0x7FFF, 0x007F, 0], dtype=torch.int16).view(torch.bfloat16)
+    k = torch.tensor([0x7F00, 0x7E80, 0x7F00, 0x7F00], dtype=torch.int16).view(torch.bfloat16)
+    window = torch.zeros(1).int(), torch.ones(1).int()
+    torch.set_flush_denormal(flush)
+    try:
+        got = definition.dense(q.view(1, 1, 4), None, k.view(1, 4), None, torch.ones(1, 1), *window)
+    finally:
+        torch.set_flush_denormal(False)
+    assert got.item() == 2.0**-133 * (2.0**127 - 2.0**126 + 127 * 2.0**127)
 
 
 def test_scales_are_exponents_for_every_code() -> None:

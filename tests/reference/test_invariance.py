@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import mqa
-from mqa.problem import DenseProblem, parse
+from mqa.problem import FORMATS, DenseProblem, parse
 from mqa.testing import Case, assert_bitwise, make_case
 from mqa.testing.strategies import dense_problems
 
@@ -26,6 +26,7 @@ SPREAD = [
     "dense mxfp8 S=40 N=700 H=16 D=64 windows=random seed=7",
     "dense mxfp4 S=40 N=700 H=3 D=128 windows=random seed=5",
     "dense mxfp4 S=40 N=700 H=128 D=32 windows=random seed=11",
+    "dense bf16 S=40 N=700 H=3 D=50 windows=random seed=3",
     "dense mxfp8 S=40 N=700 H=7 D=128 windows=random seed=3",
     "dense fp8 S=40 N=700 H=5 D=33 windows=random seed=6",
 ]
@@ -53,7 +54,7 @@ def call(case: Case, rows: slice = slice(None), **changes: Any) -> Tensor:
     scale = None if "q_scale" not in t else t["q_scale"][rows]
     arguments = {
         "q": (t["q"][rows], scale),
-        "kv": (t["kv"], t["kv_scale"]),
+        "kv": (t["kv"], t.get("kv_scale")),
         "weights": t["w"][rows],
         "cu_seq_len_k_start": t["start"][rows],
         "cu_seq_len_k_end": t["end"][rows],
@@ -94,7 +95,7 @@ def test_any_window_range_scored_alone_gives_the_same_bits(line: str, low: int, 
     t = case.tensors
     moved = call(
         case,
-        kv=(t["kv"][low:high], t["kv_scale"][low:high]),
+        kv=(t["kv"][low:high], t["kv_scale"][low:high] if "kv_scale" in t else None),
         cu_seq_len_k_end=torch.full((40,), high - low, dtype=torch.int32),
     )
     assert_bitwise(moved, whole[:, low:high], replay=line)
@@ -109,7 +110,7 @@ def test_drawn_row_ranges_give_the_same_bits(problem: DenseProblem, data: st.Dat
     assert_bitwise(call(case, slice(low, high)), whole[low:high], replay=problem)
 
 
-@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("H", [1, 64])
 def test_paged_dense_compressed_and_weights_dtype_give_the_same_bits(fmt: str, H: int) -> None:
     N = 600
@@ -121,12 +122,16 @@ def test_paged_dense_compressed_and_weights_dtype_give_the_same_bits(fmt: str, H
     stored = t["kv"].shape[1]
     for P in (1, 7, 64, 256, 1000):
         blocks = -(-N // P)
-        values = torch.zeros(blocks * P, stored, dtype=torch.uint8)
-        scale = torch.zeros(blocks * P, dtype=t["kv_scale"].dtype)
-        values[:N], scale[:N] = t["kv"].view(torch.uint8), t["kv_scale"]
-        element = torch.float8_e4m3fn if fmt != "mxfp4" else torch.uint8
-        pages = values.view(blocks, P, stored).view(element), scale.view(blocks, P)
-        cache = mqa.formats.pack_kv_cache(*pages)
+        item = t["kv"].element_size()
+        values = torch.zeros(blocks * P, stored * item, dtype=torch.uint8)
+        values[:N], scale = t["kv"].view(torch.uint8), None
+        if "kv_scale" in t:
+            scale = torch.zeros(blocks * P, dtype=t["kv_scale"].dtype)
+            scale[:N] = t["kv_scale"]
+            scale = scale.view(blocks, P)
+        element = torch.uint8 if fmt == "mxfp4" else t["kv"].dtype
+        pages = values.view(blocks, P, stored * item).view(element)
+        cache = mqa.formats.pack_kv_cache(pages, scale)
         for next_n in (1, 4, 20):
             B = 20 // next_n
             rows = (B, next_n)

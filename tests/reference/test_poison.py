@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 import mqa
-from mqa.problem import parse
+from mqa.problem import FORMATS, parse
+from mqa.reference import definition
 from mqa.testing import Case, assert_bitwise, make_case
 
-FORMATS = ("fp8", "mxfp8", "mxfp4")
 NAN_CODE = 0x7F
-NO_NAN = ("mxfp4", "value")
+NO_NAN = (("mxfp4", "value"), ("bf16", "scale"))
 
 
 def dense_case(fmt: str, windows: str = "random", H: int = 8) -> Case:
@@ -33,20 +33,29 @@ def assert_nan_exactly(got: Tensor, want: Tensor, poisoned: Tensor) -> None:
     assert_bitwise(got, torch.where(poisoned, torch.nan, want))
 
 
+def poison_element(values: Tensor, at: tuple[int, ...]) -> None:
+    if values.dtype == torch.bfloat16:
+        values[at] = torch.nan
+    else:
+        values.view(torch.uint8)[at] = NAN_CODE
+
+
 def poison_token(case: Case, n: int, how: str) -> None:
-    values, scale = case.tensors["kv"].view(torch.uint8), case.tensors["kv_scale"]
+    values = case.tensors["kv"]
     if how == "value":
-        values[n, 5] = NAN_CODE
-    elif scale.dtype == torch.float32:
+        poison_element(values, (n, 5))
+        return
+    scale = case.tensors["kv_scale"]
+    if scale.dtype == torch.float32:
         scale[n] = torch.nan
     else:
         scale.view(torch.uint8).view(300, 4)[n, 1] = 255
 
 
-# E2M1 has no NaN, and plain FP8 no q scale.
+# E2M1 has no NaN, plain FP8 no q scale, and bfloat16 no scale at all.
 @pytest.mark.parametrize(
     ("fmt", "how"),
-    [(fmt, how) for fmt in FORMATS for how in ("value", "scale") if (fmt, how) != NO_NAN],
+    [(fmt, how) for fmt in FORMATS for how in ("value", "scale") if (fmt, how) not in NO_NAN],
 )
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_nan_token_reaches_its_own_column_only(fmt: str, how: str, compressed: bool) -> None:
@@ -77,6 +86,8 @@ def test_a_nan_token_reaches_its_own_column_only(fmt: str, how: str, compressed:
         ("mxfp8", "w"),
         ("mxfp4", "q_scale"),
         ("mxfp4", "w"),
+        ("bf16", "q"),
+        ("bf16", "w"),
     ],
 )
 def test_a_nan_of_a_row_reaches_that_row_only(fmt: str, name: str) -> None:
@@ -87,7 +98,7 @@ def test_a_nan_of_a_row_reaches_that_row_only(fmt: str, name: str) -> None:
     if name == "w":
         tensor[row, 3] = torch.nan
     elif name == "q":
-        tensor.view(torch.uint8)[row, 3, 7] = NAN_CODE
+        poison_element(tensor, (row, 3, 7))
     else:
         tensor.view(torch.uint8).view(20, 8, 4)[row, 3, 1] = 255
     poisoned = torch.zeros_like(want, dtype=torch.bool)
@@ -117,7 +128,9 @@ def test_nan_pages_reach_the_rows_that_use_them_only(fmt: str, P: int) -> None:
     block, slot = int(t["table"][b, n // P]), n % P
     stored = cache.shape[3] - 4
     scale = cache[block].view(-1)[P * stored + 4 * slot :][:4]
-    if fmt == "fp8":
+    if fmt == "bf16":
+        poison_element(cache, (block, slot, 0, 9))
+    elif fmt == "fp8":
         scale.copy_(torch.tensor([torch.nan]).view(torch.uint8))
     else:
         scale.fill_(255)
@@ -132,11 +145,14 @@ def test_nan_pages_reach_the_rows_that_use_them_only(fmt: str, P: int) -> None:
 def test_the_zero_plateau_is_plus_zero(fmt: str, H: int, out: torch.dtype) -> None:
     """All dots at most 0: exactly +0.0, whatever the signs of the weights."""
     case = dense_case(fmt, "full", H)
-    q, k = case.tensors["q"].view(torch.uint8), case.tensors["kv"].view(torch.uint8)
-    if fmt == "mxfp4":
-        q &= 0x77
-        k |= 0x88
+    q, k = (case.tensors[name] for name in ("q", "kv"))
+    if fmt == "bf16":
+        q.abs_(), k.abs_().neg_()
+    elif fmt == "mxfp4":
+        q.view(torch.uint8).bitwise_and_(0x77)
+        k.view(torch.uint8).bitwise_or_(0x88)
     else:
+        q, k = q.view(torch.uint8), k.view(torch.uint8)
         q &= 0x7F
         k |= 0x80
         q[q == NAN_CODE], k[k == 0xFF] = 0x38, 0xB8
@@ -144,6 +160,38 @@ def test_the_zero_plateau_is_plus_zero(fmt: str, H: int, out: torch.dtype) -> No
         kwargs = case.kwargs | {"weights": weights, "logits_dtype": out}
         got = mqa.fp8_fp4_mqa_logits(**kwargs)
         assert_bitwise(got, torch.zeros_like(got))
+
+
+@pytest.mark.parametrize("H", [1, 3, 8, 64])
+@pytest.mark.parametrize("windows", ["full", "random"])
+def test_infinities_of_bf16_do_what_the_definition_says(H: int, windows: str) -> None:
+    """An infinite dot is cut to 0 by relu if negative, gives NaN beside a zero weight or element,
+    and heads and dims that pad products add nothing."""
+    line = f"dense bf16 S=20 N=300 H={H} D=35 windows={windows} regime=exact seed=4"
+    case = make_case(parse(line))
+    t = case.tensors
+    for n in range(0, 300, 7):
+        t["kv"][n, n % 35] = torch.inf if n % 2 else -torch.inf
+    t["kv"][8, 3], t["kv"][8, 4] = torch.inf, torch.inf
+    t["q"][:10].abs_()
+    t["q"][0, 0, 7] = t["q"][4, :, 9] = torch.inf
+    t["q"][1, :, 14] = 0
+    t["w"][2, -1] = 0
+    t["w"][3] = torch.inf
+    want = definition.dense(
+        t["q"], None, t["kv"], None, t["w"], t["start"], t["end"], case.problem.M
+    )
+    got = case.run()
+    assert_bitwise(got, definition.round_once(want, torch.float32))
+    seen = inside(case)
+    for kind in (torch.isinf, torch.isnan, torch.isfinite):
+        assert kind(got[seen]).any()
+    lens = torch.full((1, 20), 300, dtype=torch.int32)
+    table = torch.arange(4, dtype=torch.int32).view(1, 4)
+    cache = torch.zeros(4, 80, 1, 35, dtype=torch.bfloat16)
+    cache.view(-1, 35)[:300] = t["kv"]
+    paged = mqa.fp8_fp4_paged_mqa_logits(t["q"][None], cache, t["w"], lens, table, None, 300)
+    assert_bitwise(torch.where(seen, paged, -torch.inf), got)
 
 
 def test_entries_with_a_positive_dot_do_not_become_zero() -> None:

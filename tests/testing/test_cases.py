@@ -26,6 +26,10 @@ GOLDEN = {
     "dense fp8 S=5 N=33 H=4 D=64 windows=random seed=7": "179ad45c2ff179e1",
     "dense mxfp8 S=5 N=33 H=4 D=64 windows=packed seed=8 regime=exact": "d6bad305115f108b",
     "paged mxfp4 B=3 next_n=2 H=4 D=64 P=5 blocks=9 columns=3 L=14 seed=9": "788b50f6ed8afbbc",
+    "dense bf16 S=5 N=33 H=4 D=64 windows=random seed=7": "88a94003f0154b46",
+    "paged bf16 B=3 next_n=2 H=4 D=64 P=5 blocks=9 columns=3 L=14 seed=8 regime=exact": (
+        "893fa30b1c8eb36d"
+    ),
 }
 
 
@@ -75,6 +79,17 @@ def test_paged_strides_and_offsets_are_those_of_the_layout() -> None:
     assert case.tensors["table"].stride() == (7, 1)
     assert case.tensors["table"].data_ptr() % 16 == 8
     assert case.tensors["indices"].stride() == (2,)
+
+
+def test_bf16_has_no_scales_and_unused_slots_are_nan() -> None:
+    assert set(case_of("dense bf16 S=5 N=9 H=3 D=64").tensors) == {"q", "kv", "w", "start", "end"}
+    case = case_of("paged bf16 B=3 next_n=1 H=2 D=32 P=8 blocks=12 columns=4 L=32 lens=random")
+    cache = case.tensors["cache"]
+    assert cache.shape == (12, 8, 1, 32)
+    assert cache.dtype == torch.bfloat16
+    unused = cache.isnan().all(-1)
+    assert int((~unused).sum()) == len(case.data.k_codes)
+    assert not cache[~unused].isnan().any()
 
 
 def test_layout_changes_addresses_and_not_values() -> None:

@@ -20,6 +20,8 @@ DENSE = [
     "dense mxfp4 S=2 N=5 H=2 D=128 M=3 windows=full seed=4 start_stride=3 q_stride=150x70",
     "dense mxfp4 S=2 N=5 H=2 D=96 windows=random seed=6 regime=exact start_stride=0",
     "dense mxfp8 S=2 N=5 H=1 D=32 seed=7 regime=exact",
+    "dense bf16 S=3 N=9 H=2 D=33 M=9 windows=random seed=3 kv_stride=40 kv_off=6",
+    "dense bf16 S=3 N=9 H=2 D=64 windows=packed seed=8 regime=exact q_stride=150x70",
 ]
 PAGED = [
     "paged fp8 B=2 next_n=3 H=2 D=32 P=3 blocks=7 columns=2 L=6 lens=random lens_rank=1 seed=1",
@@ -27,6 +29,7 @@ PAGED = [
     "paged mxfp8 B=9 next_n=1 H=1 D=64 P=2 blocks=30 columns=3 L=5 lens=random varlen=1 seed=3",
     "paged mxfp4 B=2 next_n=1 H=2 D=64 P=4 blocks=1 columns=2 L=8 clean=1 table_stride=5 seed=4",
     "paged mxfp4 B=2 next_n=4 H=2 D=32 P=5 blocks=3 columns=1 L=4 regime=exact lens_stride=6x1",
+    "paged bf16 B=2 next_n=2 H=2 D=33 P=3 blocks=7 columns=2 L=6 lens=random cache_stride=104",
 ]
 
 
@@ -37,6 +40,8 @@ def raw(tensor: Tensor) -> np.ndarray:
 
 
 def elements(fmt: str, octets: np.ndarray) -> list[float]:
+    if fmt == "bf16":
+        return octets.view(ml_dtypes.bfloat16).astype(float).tolist()
     if fmt != "mxfp4":
         return octets.view(ml_dtypes.float8_e4m3fn).astype(float).tolist()
     nibbles = [n for byte in octets.tolist() for n in (byte & 15, byte >> 4)]
@@ -69,13 +74,13 @@ def logit(case: Case, row: int, key: list[Fraction], scale: Fraction) -> Fractio
 def dense_entries(case: Case) -> Iterator[tuple[int, int, Fraction]]:
     problem: Any = case.problem
     assert isinstance(problem, DenseProblem)
-    kv, scales = raw(case.tensors["kv"]), case.tensors["kv_scale"]
+    kv, scales = raw(case.tensors["kv"]), case.tensors.get("kv_scale")
     for row in range(problem.S):
         start, end = int(case.tensors["start"][row]), int(case.tensors["end"][row])
         for n in range(min(max(start, 0), problem.N), min(max(end, 0), problem.N)):
             fp8 = problem.format == "fp8"
-            packed = None if fp8 else int(raw(scales)[n])
-            scale = Fraction(float(scales[n])) if fp8 else Fraction(1)
+            packed = None if fp8 or scales is None else int(raw(scales)[n])
+            scale = Fraction(float(scales[n])) if fp8 and scales is not None else Fraction(1)
             key = vector(problem.format, kv[n], packed)
             column = n - max(start, 0) if problem.M else n
             yield row, column, logit(case, row, key, scale)
@@ -92,6 +97,10 @@ def paged_entries(case: Case) -> Iterator[tuple[int, int, Fraction]]:
         for n in range(count):
             page = case.tensors["cache"][int(case.tensors["table"][b, n // problem.P])].flatten()
             token, at = n % problem.P, problem.P * size + n % problem.P * 4
+            if problem.format == "bf16":
+                key = vector("bf16", raw(page)[token * size :][:size], None)
+                yield row, n, logit(case, row, key, Fraction(1))
+                continue
             octets, tail = page[token * size :][:size].numpy(), page[at : at + 4].numpy().tobytes()
             fp8 = problem.format == "fp8"
             key = vector(problem.format, octets, None if fp8 else int.from_bytes(tail, "little"))

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mqa.problem import parse
+from mqa.problem import FORMATS, parse
 from mqa.testing import EXACT, Case, Data, assert_bounded, assert_exact, logits, make_case
 from mqa.testing.oracle import combine
 
@@ -22,7 +22,7 @@ def with_entry(array: np.ndarray, at: tuple[int, ...], value: float) -> np.ndarr
     return copy
 
 
-@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("heads", [1, 8, 32, 128])
 @pytest.mark.parametrize("dims", [32, 64, 128])
 def test_exact_cases_meet_their_limits_and_are_mostly_nonzero(
@@ -44,7 +44,9 @@ def test_exact_fp8_shrinks_for_wide_heads(dims: int) -> None:
     make_case(parse(f"dense fp8 S=3 N=40 H=64 D={dims} regime=exact"))
 
 
-@pytest.mark.parametrize("line", [FP8, MXFP8, FP8.replace("fp8", "mxfp4")])
+@pytest.mark.parametrize(
+    "line", [FP8, MXFP8, FP8.replace("fp8", "mxfp4"), FP8.replace("fp8", "bf16")]
+)
 def test_every_head_and_slice_of_dims_matters_somewhere(line: str) -> None:
     data = make_case(parse(line)).data
     whole = combine(data).values
@@ -115,6 +117,27 @@ def test_bounded_draws_reach_awkward_codes(fmt: str) -> None:
         ends = (2, 252) if fmt == "mxfp4" else (10, 246)
         assert ends[0] <= min(scales) < ends[0] + 20
         assert ends[1] - 20 < max(scales) <= ends[1]
+
+
+def test_bounded_bf16_draws_reach_subnormals_and_far_exponents_on_both_sides() -> None:
+    smallest: set[int] = set()
+    exponents = []
+    for seed in range(12):
+        data = make_case(parse(f"dense bf16 S=20 N=60 H=4 D=128 seed={seed}")).data
+        for codes in (data.q_codes, data.k_codes):
+            assert codes.dtype == np.uint16
+            smallest |= set(codes[(codes & 0x7FFF) < 8].flat)
+            used = codes[(codes & 0x7FFF) >= 8] >> 7 & 255
+            exponents.append((used.min(), used.max()))
+    assert smallest == {sign | low for sign in (0, 0x8000) for low in range(8)}
+    assert min(low for low, _ in exponents) == 0
+    assert max(high for _, high in exponents) > 127 + 100
+
+
+def test_bounded_bf16_beyond_the_range_is_refused() -> None:
+    case = make_case(parse("dense bf16 S=3 N=9 H=2 D=64"))
+    with pytest.raises(AssertionError, match="not < 2\\^127"):
+        assert_bounded(changed(case, k_codes=np.full_like(case.data.k_codes, 0x7F7F)))
 
 
 def test_bounded_limits_each_have_an_error() -> None:

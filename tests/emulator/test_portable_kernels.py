@@ -42,6 +42,7 @@ pytestmark = MARKS
 NAME = "portable-emulated"
 FORMATS = tuple(ELEMENTS)
 NAN_CODE = 0x7F
+"""As every byte of q, k or a cache: NaN in E4M3, and twice in bfloat16."""
 QUICK = {
     "dense fp8 S=9 N=300 H=24 D=64 clean=1 windows=random sms=2",
     "paged fp8 B=2 next_n=3 H=5 D=64 P=3 blocks=90 columns=33 L=97 clean=1",
@@ -51,6 +52,11 @@ QUICK = {
 }
 LINES = (
     *sorted(QUICK),
+    "dense bf16 S=5 N=150 H=24 D=128 windows=random q_off=2 kv_off=6",
+    "dense bf16 S=3 N=90 H=130 D=32 M=91 windows=random q_stride=10000x70x2 kv_stride=70x2",
+    "dense bf16 S=9 N=300 H=8 D=64 windows=random sms=3",
+    "paged bf16 B=2 next_n=3 H=5 D=64 P=3 blocks=90 columns=33 L=97 cache_stride=301 cache_off=6",
+    "paged bf16 B=2 next_n=2 H=24 D=128 P=64 blocks=9 columns=3 L=150 clean=1 lens=random",
     "dense fp8 S=7 N=260 H=1 D=32 windows=random",
     "dense fp8 S=5 N=300 H=8 D=128 M=301 out=float16 weights=bfloat16 windows=random",
     "dense fp8 S=5 N=90 H=64 D=128 q_stride=40000x300x2 kv_stride=300x2 q_off=3 kv_off=5",
@@ -146,7 +152,7 @@ def test_a_dot_has_the_bits_of_its_model_and_of_no_other(format: str) -> None:
     assert_bitwise(got, logits(case, right).values)
     hopper = dataclasses.replace(right.model, k=16, bits=25)
     wrong = [right.model, dataclasses.replace(right, model=hopper)]
-    if format != "mxfp4":
+    if format in ("fp8", "mxfp8"):
         wrong.append(dataclasses.replace(right, in_turn=True))
     for model in wrong:
         with pytest.raises(AssertionError, match="entries differ in bits"):
@@ -265,7 +271,7 @@ def test_a_row_has_the_same_bits_in_every_company(format: str, H: int) -> None:
     part = call(case, cu_seq_len_k_start=low, cu_seq_len_k_end=high)
     assert_bitwise(part[:, 67:197], want[:, 67:197])
     for rows in (slice(0, 1), slice(3, 8)):
-        q = t["q"][rows] if format == "fp8" else (t["q"][rows], t["q_scale"][rows])
+        q = (t["q"][rows], t["q_scale"][rows]) if "q_scale" in t else t["q"][rows]
         windows = {f"cu_seq_len_k_{side}": t[side][rows] for side in ("start", "end")}
         assert_bitwise(call(case, q=q, weights=t["w"][rows], **windows), want[rows])
     for P, next_n in ((3, 1), (48, 2), (256, 8)):
@@ -318,16 +324,21 @@ def test_nan_reaches_what_uses_it_and_nothing_else(format: str) -> None:
     for token in (0, 127, 128, 259):
         if format == "fp8":
             t["kv_scale"][token] = torch.nan
+        elif format == "bf16":
+            t["kv"][token, 63] = torch.nan
         else:
             t["kv_scale"].view(torch.uint8).view(260, 4)[token, 1] = 0xFF
         poisoned[:, token] |= inside[:, token]
-    if format != "mxfp4":  # E2M1 has no NaN.
+    if format == "bf16":
+        t["q"][second, 23, 62] = -torch.nan
+        poisoned[second] |= inside[second]
+    elif format != "mxfp4":  # E2M1 has no NaN.
         for token, dim, code in ((131, 5, 0x7F), (64, 63, 0xFF), (65, 0, 0x7F), (70, 34, 0xFF)):
             t["kv"].view(torch.uint8)[token, dim] = code
             poisoned[:, token] |= inside[:, token]
         t["q"].view(torch.uint8)[second, 23, 62] = 0xFF
         poisoned[second] |= inside[second]
-    if format != "fp8":
+    if format.startswith("mx"):
         t["q_scale"].view(torch.uint8).view(6, 24, 4)[second, 11, 1] = 0xFF
         poisoned[second] |= inside[second]
     assert poisoned.any()
@@ -342,10 +353,13 @@ def test_a_row_is_untouched_by_nan_in_all_that_it_does_not_use(format: str) -> N
     t["lens"].copy_(torch.tensor([[33, 131], [190, 60]]))
     want = call(case)
     assert not want.isnan().any()
-    codes, scales = pool(case)
+    codes, scales = (None, None) if format == "bf16" else pool(case)
     t["lens"][0, 0] = t["lens"][1, 0] = t["lens"][1, 1] = 0  # one row, of 131 tokens, is left
     unused = ~used_tokens(case)
-    codes[unused], scales[unused] = NAN_CODE, (torch.nan if format == "fp8" else -1)
+    if codes is None or scales is None:
+        t["cache"][:, :, 0][unused] = torch.nan
+    else:
+        codes[unused], scales[unused] = NAN_CODE, (torch.nan if format == "fp8" else -1)
     others = torch.tensor([0, 2, 3])
     t["q"].view(torch.uint8).view(4, 24, -1)[others] = NAN_CODE
     t["w"][others] = torch.nan
@@ -365,6 +379,9 @@ def test_the_zero_plateau_is_plus_zero(format: str) -> None:
     if format == "mxfp4":
         q &= 0x77
         k |= 0x88
+    elif format == "bf16":
+        case.tensors["q"].abs_()
+        case.tensors["kv"].copy_(-case.tensors["kv"].abs())
     else:
         q &= 0x7F
         k |= 0x80
@@ -393,8 +410,10 @@ def test_a_fault_fed_to_a_kernel_is_flagged(format: str) -> None:
         elif name == "weights":
             t["w"][:, :2] = t["w"][:, :2].flip(1)
         elif name == "dims":
-            q = t["q"].view(torch.uint8)
+            q = t["q"] if format == "bf16" else t["q"].view(torch.uint8)
             q[..., :2] = q[..., :2].flip(-1)
+        elif name == "scale" and format == "bf16":
+            t["kv"].copy_(t["kv"].roll(1, 0))
         elif name == "scale":
             t["kv_scale"].copy_(t["kv_scale"].roll(1))
         share = flagged_fraction(case, call(case), model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,13 +13,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants import MARKS
-from paged_cases import in_pages, paged_line, pool, used_tokens
+from paged_cases import paged_line
+from portable_cases import (
+    FORMATS,
+    LINES,
+    QUICK,
+    Runner,
+    nan_elsewhere_does_not_matter,
+    nan_reaches_what_uses_it,
+    plateau_is_plus_zero,
+    same_bits_in_every_company,
+    windows_of_every_kind,
+)
 from schedule_contents import CONTENTS
 from torch import Tensor
 
 import mqa
 from mqa import devices
-from mqa.cuda.portable import ELEMENTS
 from mqa.emulator import scheduled
 from mqa.emulator.backend import PORTABLE_EMULATED
 from mqa.emulator.scheduler import SCHEDULES
@@ -33,51 +44,13 @@ from mqa.testing import (
     flagged_fraction,
     guards_intact,
     logits,
-    make_case,
 )
 from mqa.testing.faults import DETECTED
 from mqa.testing.strategies import dense_problems, paged_problems
 
 pytestmark = MARKS
 NAME = "portable-emulated"
-FORMATS = tuple(ELEMENTS)
-NAN_CODE = 0x7F
-"""As every byte of q, k or a cache: NaN in E4M3, and twice in bfloat16."""
-QUICK = {
-    "dense fp8 S=9 N=300 H=24 D=64 clean=1 windows=random sms=2",
-    "paged fp8 B=2 next_n=3 H=5 D=64 P=3 blocks=90 columns=33 L=97 clean=1",
-    "dense mxfp8 S=5 N=70 H=24 D=64 windows=random q_off=3 kv_off=5 w_off=4",
-    "dense mxfp4 S=2 N=70 H=130 D=32 out=bfloat16",
-    "paged mxfp4 B=5 next_n=1 H=32 D=128 P=48 blocks=40 columns=3 L=140 varlen=1 lens=random",
-}
-LINES = (
-    *sorted(QUICK),
-    "dense bf16 S=5 N=150 H=24 D=128 windows=random q_off=2 kv_off=6",
-    "dense bf16 S=3 N=90 H=130 D=32 M=91 windows=random q_stride=10000x70x2 kv_stride=70x2",
-    "dense bf16 S=9 N=300 H=8 D=64 windows=random sms=3",
-    "paged bf16 B=2 next_n=3 H=5 D=64 P=3 blocks=90 columns=33 L=97 cache_stride=301 cache_off=6",
-    "paged bf16 B=2 next_n=2 H=24 D=128 P=64 blocks=9 columns=3 L=150 clean=1 lens=random",
-    "dense fp8 S=7 N=260 H=1 D=32 windows=random",
-    "dense fp8 S=5 N=300 H=8 D=128 M=301 out=float16 weights=bfloat16 windows=random",
-    "dense fp8 S=5 N=90 H=64 D=128 q_stride=40000x300x2 kv_stride=300x2 q_off=3 kv_off=5",
-    "dense fp8 S=5 N=90 H=100 D=128 kv_stride=132 kv_off=4 kv_scale_stride=3 kv_scale_off=4",
-    "dense fp8 S=3 N=300 H=128 D=32 windows=packed start_stride=2 end_stride=3 out_off=4",
-    "dense mxfp8 S=3 N=90 H=5 D=32 M=91 windows=random q_stride=700x41x2 q_scale_stride=90x3",
-    "dense mxfp8 S=3 N=90 H=130 D=128 weights=bfloat16",
-    "dense mxfp8 S=5 N=140 H=64 D=128 windows=random q_off=3 kv_off=5 w_off=4",
-    "dense mxfp4 S=3 N=90 H=24 D=64 M=91 windows=random kv_stride=33 kv_off=1",
-    "dense mxfp4 S=35 N=300 H=16 D=128 windows=random sms=3",
-    "paged fp8 B=2 next_n=2 H=64 D=128 P=1 blocks=99 columns=97 L=97 clean=1 lens=random",
-    "paged fp8 B=3 next_n=1 H=130 D=64 P=64 blocks=9 columns=2 L=128 clean=1 lens=random",
-    "paged fp8 B=2 next_n=9 H=8 D=32 P=256 blocks=4 columns=2 L=300 lens=ramp clean=1 sms=3",
-    "paged fp8 B=2 next_n=2 H=16 D=128 P=7 blocks=60 columns=30 L=200 cache_stride=999 cache_off=5",
-    "paged fp8 B=17 next_n=1 H=100 D=64 P=48 blocks=20 columns=4 L=97 varlen=1 clean=1 lens=random",
-    "paged mxfp8 B=2 next_n=4 H=16 D=64 P=16 blocks=11 columns=4 L=60 lens_rank=1",
-    "paged mxfp8 B=2 next_n=2 H=64 D=128 P=48 blocks=11 columns=4 L=180 q_stride=20001x10000x140",
-    "paged mxfp8 B=2 next_n=3 H=128 D=32 P=64 blocks=9 columns=3 L=150 clean=1 lens=ramp",
-    "paged mxfp4 B=3 next_n=2 H=1 D=64 P=3 blocks=200 columns=60 L=170 table_stride=70x1 clean=1",
-    "paged mxfp4 B=3 next_n=2 H=24 D=32 P=256 blocks=5 columns=1 L=256 lens=random w_stride=70x2",
-)
+RUN = Runner(NAME, torch.device("cpu"), nullcontext)
 SMALL: dict[str, Any] = {"heads": (8, 5), "head_dims": (64, 96), "outs": ("float32",)}
 """Choices of which few kernels are compiled: all else is drawn."""
 ONE_QUICK = [
@@ -85,10 +58,6 @@ ONE_QUICK = [
     for number, format in enumerate(FORMATS)
 ]
 FEW = settings(max_examples=max(4, settings.default.max_examples // 16))
-
-
-def case_of(line: str | Problem) -> Case:
-    return make_case(parse(line) if isinstance(line, str) else line)
 
 
 def model_of(case: Case, *, sure: bool = True) -> Any:
@@ -99,21 +68,9 @@ def model_of(case: Case, *, sure: bool = True) -> Any:
     return dataclasses.replace(found, model=dataclasses.replace(found.model, confirmed=sure))
 
 
-def call(case: Case, **changes: Any) -> Tensor:
-    """The public call of a case, without a schedule, with some arguments changed, over NaN."""
-    dense = isinstance(case.problem, DenseProblem)
-    function = mqa.fp8_fp4_mqa_logits if dense else mqa.fp8_fp4_paged_mqa_logits
-    given = case.kwargs | {"schedule_meta": None} | changes
-    out = case.new_out()[: len(given["weights"])]
-    if given.get("max_seqlen_k") or len(out) != len(case.tensors["w"]):
-        width = given.get("max_seqlen_k") or case.problem.width
-        out = torch.full((len(given["weights"]), width), torch.nan, dtype=given["logits_dtype"])
-    return function(**given, backend=NAME, out=out)
-
-
 def check(line: str | Problem) -> None:
     """Right logits, written over NaN, and nothing written around them."""
-    case = case_of(line)
+    case = RUN.case(line)
     out = case.new_out()
     options = {"schedule_meta": case.stale_schedule()} if case.problem.sms else {}
     case.run(backend=NAME, out=out, **options)
@@ -142,13 +99,13 @@ def test_cases_have_every_kind_of_size() -> None:
 @pytest.mark.parametrize("format", ONE_QUICK)
 def test_a_dot_has_the_bits_of_its_model_and_of_no_other(format: str) -> None:
     """With one head, and weights and scales of one, a logit is the relu of a dot."""
-    case = case_of(f"dense {format} S=30 N=64 H=1 D=128 windows=full seed=1")
+    case = RUN.case(f"dense {format} S=30 N=64 H=1 D=128 windows=full seed=1")
     for ones in (case.tensors["w"], case.data.weights):
         ones[:] = 1
     if format == "fp8":
         for ones in (case.tensors["kv_scale"], case.data.key_scale):
             ones[:] = 1
-    got, right = call(case), model_of(case)
+    got, right = RUN.call(case), model_of(case)
     assert_bitwise(got, logits(case, right).values)
     hopper = dataclasses.replace(right.model, k=16, bits=25)
     wrong = [right.model, dataclasses.replace(right, model=hopper)]
@@ -162,7 +119,7 @@ def test_a_dot_has_the_bits_of_its_model_and_of_no_other(format: str) -> None:
 def drawn(problem: Problem, how: str, seed: int) -> None:
     if any(PORTABLE_EMULATED.reasons_against(problem, torch.device("cpu"))):
         with pytest.raises(mqa.BackendUnavailableError):
-            case_of(problem).run(backend=NAME)
+            RUN.case(problem).run(backend=NAME)
         return
     with scheduled(how, seed=seed):
         check(problem)
@@ -208,11 +165,11 @@ def test_any_number_of_heads(format: str, H: int) -> None:
 
 @pytest.mark.parametrize("how", SCHEDULES)
 def test_every_schedule_and_seed_gives_the_same_bits(how: str) -> None:
-    case = case_of("dense fp8 S=5 N=300 H=24 D=64 windows=random seed=2 sms=2")
+    case = RUN.case("dense fp8 S=5 N=300 H=24 D=64 windows=random seed=2 sms=2")
     cuts = case.stale_schedule()
-    want = call(case, schedule_meta=cuts)
+    want = RUN.call(case, schedule_meta=cuts)
     with scheduled(how, seed=3) as launches:
-        assert_bitwise(call(case, schedule_meta=cuts), want)
+        assert_bitwise(RUN.call(case, schedule_meta=cuts), want)
     assert len(launches) == 1
 
 
@@ -229,14 +186,14 @@ def test_every_schedule_and_seed_gives_the_same_bits(how: str) -> None:
 )
 def test_contents_of_a_schedule_do_not_change_bits(contents: str, paged: bool) -> None:
     line = "dense fp8 S=25 N=300 H=24 D=64 windows=random seed=1"
-    case = case_of(paged_line(48, 300, "next_n=1 H=24 D=64 clean=1 lens=random", B=3))
-    case = case if paged else case_of(line)
-    t, want = case.tensors, call(case)
+    case = RUN.case(paged_line(48, 300, "next_n=1 H=24 D=64 clean=1 lens=random", B=3))
+    case = case if paged else RUN.case(line)
+    t, want = case.tensors, RUN.call(case)
     if paged:
         fresh = schedule.paged_metadata(t["lens"], 3)
     else:
         fresh = schedule.dense_metadata(t["start"], t["end"], 300, 24, 3)
-    assert_bitwise(call(case, schedule_meta=CONTENTS[contents](fresh).contiguous()), want)
+    assert_bitwise(RUN.call(case, schedule_meta=CONTENTS[contents](fresh).contiguous()), want)
 
 
 @pytest.mark.parametrize("line", [
@@ -244,13 +201,13 @@ def test_contents_of_a_schedule_do_not_change_bits(contents: str, paged: bool) -
     paged_line(48, 130, "next_n=1 H=24 D=64 clean=1 lens=random regime=exact seed=6", B=40),
 ])  # fmt: skip
 def test_ctas_share_a_call_without_a_schedule(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = case_of(line)
+    case = RUN.case(line)
     if "dense" in line:
         for row in (0, 1, 9, 299):
             case.tensors["start"][row], case.tensors["end"][row] = row % 5, 300 - row % 9
     monkeypatch.setattr(devices, "_num_sms", {case.device: 3})
     with scheduled("random", seed=3):
-        assert_bitwise(call(case), case.run(backend="reference"))
+        assert_bitwise(RUN.call(case), case.run(backend="reference"))
 
 
 @pytest.mark.parametrize(
@@ -261,46 +218,38 @@ def test_ctas_share_a_call_without_a_schedule(line: str, monkeypatch: pytest.Mon
     ],
 )
 def test_a_row_has_the_same_bits_in_every_company(format: str, H: int) -> None:
-    """Alone, among others, compressed, in pages, with bfloat16 weights, wherever its window is."""
-    case = case_of(f"dense {format} S=8 N=200 H={H} D=64 weights=bfloat16 windows=full seed=3")
-    t = case.tensors
-    want = call(case)
-    assert_bitwise(call(case, weights=t["w"].float()), want)
-    assert_bitwise(call(case, max_seqlen_k=200), want)
-    low, high = torch.full((8,), 67, dtype=torch.int32), torch.full((8,), 197, dtype=torch.int32)
-    part = call(case, cu_seq_len_k_start=low, cu_seq_len_k_end=high)
-    assert_bitwise(part[:, 67:197], want[:, 67:197])
-    for rows in (slice(0, 1), slice(3, 8)):
-        q = (t["q"][rows], t["q_scale"][rows]) if "q_scale" in t else t["q"][rows]
-        windows = {f"cu_seq_len_k_{side}": t[side][rows] for side in ("start", "end")}
-        assert_bitwise(call(case, q=q, weights=t["w"][rows], **windows), want[rows])
-    for P, next_n in ((3, 1), (48, 2), (256, 8)):
-        got = mqa.fp8_fp4_paged_mqa_logits(**in_pages(case, P, next_n), backend=NAME)
-        assert_bitwise(got, want, replay=f"{P} {next_n}")
+    same_bits_in_every_company(RUN, format, H)
 
 
 def test_empty_inverted_and_ragged_windows() -> None:
-    case = case_of("dense fp8 S=8 N=300 H=24 D=64 windows=full regime=exact")
-    want = call(case)
-    start = torch.tensor([0, 40, -9, 299, 5, 7, 128, 127], dtype=torch.int32)
-    end = torch.tensor([0, 39, 1, 900, 6, 7, 256, 129], dtype=torch.int32)
-    got = call(case, cu_seq_len_k_start=start, cu_seq_len_k_end=end)
-    n = torch.arange(300)
-    inside = (n >= start[:, None]) & (n < end[:, None])
-    assert_bitwise(got, torch.where(inside, want, -torch.inf))
-    assert call(case, cu_seq_len_k_start=start, cu_seq_len_k_end=start).eq(-torch.inf).all()
+    windows_of_every_kind(RUN, 24)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_nan_reaches_what_uses_it_and_nothing_else(format: str) -> None:
+    nan_reaches_what_uses_it(RUN, format)
+
+
+@pytest.mark.parametrize("format", ONE_QUICK)
+def test_a_row_is_untouched_by_nan_in_all_that_it_does_not_use(format: str) -> None:
+    nan_elsewhere_does_not_matter(RUN, format)
+
+
+@pytest.mark.parametrize("format", ONE_QUICK)
+def test_the_zero_plateau_is_plus_zero(format: str) -> None:
+    plateau_is_plus_zero(RUN, format)
 
 
 def test_nothing_to_score_still_cleans() -> None:
-    assert call(case_of("dense fp8 S=3 N=0 H=24 D=64 M=9")).eq(-torch.inf).all()
+    assert RUN.call(RUN.case("dense fp8 S=3 N=0 H=24 D=64 M=9")).eq(-torch.inf).all()
     line = "B=2 next_n=2 H=24 D=64 P=48 blocks=0 columns=2 L=9 clean=1"
-    assert call(case_of(f"paged fp8 {line}")).eq(-torch.inf).all()
+    assert RUN.call(RUN.case(f"paged fp8 {line}")).eq(-torch.inf).all()
 
 
 def test_bad_block_ids_read_as_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = case_of(paged_line(48, 200, "next_n=1 H=24 D=64 clean=1 lens=full seed=5", B=2))
+    case = RUN.case(paged_line(48, 200, "next_n=1 H=24 D=64 clean=1 lens=full seed=5", B=2))
     monkeypatch.setattr("mqa.values.blocks_exist", lambda *_: None)
-    want, table = call(case).clone(), case.tensors["table"]
+    want, table = RUN.call(case).clone(), case.tensors["table"]
     for request, column, number in (
         (0, 1, -1),
         (1, 0, 2**31 - 1),
@@ -308,87 +257,7 @@ def test_bad_block_ids_read_as_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         table[request, column] = number
         want[request, column * 48 : min(column * 48 + 48, 200)] = 0.0
-    assert_bitwise(call(case), want)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_nan_reaches_what_uses_it_and_nothing_else(format: str) -> None:
-    case = case_of(f"dense {format} S=6 N=260 H=24 D=64 windows=random seed=4")
-    t, want = case.tensors, call(case)
-    n = torch.arange(260)
-    inside = (n >= t["start"][:, None]) & (n < t["end"][:, None])
-    poisoned = torch.zeros_like(inside)
-    first, second, *_ = inside.sum(1).argsort(descending=True).tolist()
-    t["w"][first, 3] = torch.nan
-    poisoned[first] = inside[first]
-    for token in (0, 127, 128, 259):
-        if format == "fp8":
-            t["kv_scale"][token] = torch.nan
-        elif format == "bf16":
-            t["kv"][token, 63] = torch.nan
-        else:
-            t["kv_scale"].view(torch.uint8).view(260, 4)[token, 1] = 0xFF
-        poisoned[:, token] |= inside[:, token]
-    if format == "bf16":
-        t["q"][second, 23, 62] = -torch.nan
-        poisoned[second] |= inside[second]
-    elif format != "mxfp4":  # E2M1 has no NaN.
-        for token, dim, code in ((131, 5, 0x7F), (64, 63, 0xFF), (65, 0, 0x7F), (70, 34, 0xFF)):
-            t["kv"].view(torch.uint8)[token, dim] = code
-            poisoned[:, token] |= inside[:, token]
-        t["q"].view(torch.uint8)[second, 23, 62] = 0xFF
-        poisoned[second] |= inside[second]
-    if format.startswith("mx"):
-        t["q_scale"].view(torch.uint8).view(6, 24, 4)[second, 11, 1] = 0xFF
-        poisoned[second] |= inside[second]
-    assert poisoned.any()
-    assert (inside & ~poisoned).any()
-    assert_bitwise(call(case), torch.where(poisoned, torch.nan, want))
-
-
-@pytest.mark.parametrize("format", ONE_QUICK)
-def test_a_row_is_untouched_by_nan_in_all_that_it_does_not_use(format: str) -> None:
-    case = case_of(paged_line(48, 200, "next_n=2 H=24 D=64 clean=1 seed=5", B=2, format=format))
-    t = case.tensors
-    t["lens"].copy_(torch.tensor([[33, 131], [190, 60]]))
-    want = call(case)
-    assert not want.isnan().any()
-    codes, scales = (None, None) if format == "bf16" else pool(case)
-    t["lens"][0, 0] = t["lens"][1, 0] = t["lens"][1, 1] = 0  # one row, of 131 tokens, is left
-    unused = ~used_tokens(case)
-    if codes is None or scales is None:
-        t["cache"][:, :, 0][unused] = torch.nan
-    else:
-        codes[unused], scales[unused] = NAN_CODE, (torch.nan if format == "fp8" else -1)
-    others = torch.tensor([0, 2, 3])
-    t["q"].view(torch.uint8).view(4, 24, -1)[others] = NAN_CODE
-    t["w"][others] = torch.nan
-    if "q_scale" in t:
-        t["q_scale"].view(4, 24)[others] = -1
-    got = call(case)
-    assert_bitwise(got[1:2], want[1:2])
-    assert got[others].eq(-torch.inf).all()
-
-
-@pytest.mark.parametrize("format", ONE_QUICK)
-def test_the_zero_plateau_is_plus_zero(format: str) -> None:
-    """All dots at most 0: exactly +0.0, whatever the signs of the weights."""
-    case = case_of(f"dense {format} S=3 N=150 H=24 D=64 windows=full seed=4")
-    q, k = (case.tensors[name].view(torch.uint8) for name in ("q", "kv"))
-    assert (call(case) != 0).float().mean() > 0.2
-    if format == "mxfp4":
-        q &= 0x77
-        k |= 0x88
-    elif format == "bf16":
-        case.tensors["q"].abs_()
-        case.tensors["kv"].copy_(-case.tensors["kv"].abs())
-    else:
-        q &= 0x7F
-        k |= 0x80
-        q[q == NAN_CODE], k[k == 0xFF] = 0x38, 0xB8
-    w = case.tensors["w"]
-    for weights in (w, -w.abs(), (-w.abs()).bfloat16()):
-        assert_bitwise(call(case, weights=weights), torch.zeros(3, 150))
+    assert_bitwise(RUN.call(case), want)
 
 
 def test_codes_at_the_ends_of_e4m3_are_decoded() -> None:
@@ -403,7 +272,7 @@ def test_codes_at_the_ends_of_e4m3_are_decoded() -> None:
 @pytest.mark.parametrize("format", ONE_QUICK)
 def test_a_fault_fed_to_a_kernel_is_flagged(format: str) -> None:
     for name in ("none", "head", "weights", "dims", "scale"):
-        case = case_of(f"dense {format} S=5 N=60 H=24 D=64 windows=full seed=7")
+        case = RUN.case(f"dense {format} S=5 N=60 H=24 D=64 windows=full seed=7")
         t, model = case.tensors, model_of(case, sure=False)
         if name == "head":
             t["w"][:, -1] = 0
@@ -416,7 +285,7 @@ def test_a_fault_fed_to_a_kernel_is_flagged(format: str) -> None:
             t["kv"].copy_(t["kv"].roll(1, 0))
         elif name == "scale":
             t["kv_scale"].copy_(t["kv_scale"].roll(1))
-        share = flagged_fraction(case, call(case), model)
+        share = flagged_fraction(case, RUN.call(case), model)
         assert share == 0 if name == "none" else share >= DETECTED, name
 
 
@@ -425,7 +294,7 @@ def test_a_fault_fed_to_a_kernel_is_flagged(format: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_bounded_cases_show_every_fault_on_every_seed(format: str, fault: Any) -> None:
     for seed in range(8):
-        case = case_of(f"dense {format} S=8 N=40 H=64 D=128 windows=full seed={seed}")
+        case = RUN.case(f"dense {format} S=8 N=40 H=64 D=128 windows=full seed={seed}")
         model = model_of(case, sure=False)
         share = flagged_fraction(case, fault.logits(case, model), model)
         assert share >= DETECTED, (seed, share)

@@ -1,4 +1,4 @@
-"""The portable kernels compile for every GPU that they are for, within what the least of them has."""
+"""The portable kernels compile for every GPU that they are for, within what the least one has."""
 
 from __future__ import annotations
 

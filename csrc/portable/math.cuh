@@ -109,8 +109,9 @@ struct Math {
     }
   }
 
-  // Warps that share a scheduler multiply in turn: while one does, the other converts keys or adds up
-  // heads. Both take as many turns.
+  // Warps that share a scheduler begin to multiply in turn, one when the other is half through: so one
+  // converts keys or adds up heads while the other multiplies, and for the rest both do, since one
+  // alone cannot keep the tensor cores busy. Both take as many turns.
   static __device__ __forceinline__ void begin_turns() {
     if (threadIdx.x >= kThreads / 2) pass_turn();
   }
@@ -124,16 +125,17 @@ struct Math {
     if (threadIdx.x < kThreads / 2) take_turn();
   }
 
-  // Adds the heads of a row of the block: 8 at a time, each one's products and then its weight.
-  static __device__ __forceinline__ void multiply(const Storage& shared,
-                                                  const Keys& keys,
-                                                  int row,
-                                                  Sums& sums) {
+  // Adds the heads of a row of the block: 8 at a time, each one's products and then its weight. Calls
+  // `half_way` once.
+  template <typename HalfWay>
+  static __device__ __forceinline__ void multiply(
+      const Storage& shared, const Keys& keys, int row, Sums& sums, HalfWay half_way) {
     const int lane = threadIdx.x % kWarpSize;
     const auto* q = &shared.q[row * (kHeads / 8)];
     const float* weights = shared.weights + row * kHeads + lane % 4 * 2;
 #pragma unroll 2
     for (int eight = 0; eight < kHeads / 8; eight++) {
+      if (eight == kHeads / 16) half_way();
       float dots[kTiles][4] = {};
 #pragma unroll
       for (int two = 0; two < kSteps / 2; two++) {

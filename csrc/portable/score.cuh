@@ -110,11 +110,10 @@ struct Score {
         __syncwarp();
         Products::take(shared, operand, scales);
         __syncwarp();  // the place is free again
-        if (token + Tiling::kRound < end) {
+        if (token + Tiling::kRound < end)
           Loader::begin(args, keys, coming, token + Tiling::kRound, end, shared);
-          coming = typename Source::Chunk(args, keys, token + 2 * Tiling::kRound, end);
-        }
       }
+      coming = typename Source::Chunk(args, keys, token + 2 * Tiling::kRound, end);
       if constexpr (Tiling::kManyHeads)
         many_heads(args, task.row, token, end, operand, scales, shared);
       else
@@ -136,9 +135,12 @@ struct Score {
       const bool sees = token < end && from + kTokens > start && from < start + of_row.length;
       typename Products::Sums sums{};
       Products::take_turn();
-      if (sees) Products::multiply(shared, operand, row, sums);
-      Products::pass_turn();
-      if (sees) Products::store(of_row, token, end, sums, scales);
+      if (!sees) {
+        Products::pass_turn();
+        continue;
+      }
+      Products::multiply(shared, operand, row, sums, Products::pass_turn);
+      Products::store(of_row, token, end, sums, scales);
     }
   }
 
@@ -156,7 +158,7 @@ struct Score {
       __syncthreads();
       Queries<Tiling, Source>::bring(args, row, 1, head, shared);
       __syncthreads();
-      if (token < end) Products::multiply(shared, operand, 0, sums);
+      if (token < end) Products::multiply(shared, operand, 0, sums, [] {});
     }
     if (token < end) Products::store(shared.rows[0], token, end, sums, scales);
   }

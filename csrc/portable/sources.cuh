@@ -197,15 +197,13 @@ struct Paged : score::Paged<Tiling> {
         : table(args.table + Base::table_row(args, task.request) * args.table_row_stride) {}
   };
 
-  // What the block table says of a chunk's page, if it is in line. Nothing waits for it here.
+  // What the block table says of a chunk's first token, or of the last one before `end`: of all, if
+  // they are in line. Without a condition, so that nothing waits for it here.
   struct Chunk {
-    int page = -1;
-    __device__ __forceinline__ Chunk(const Arguments& args,
-                                     const Keys& keys,
-                                     uint32_t first,
-                                     uint32_t end) {
-      if (in_line(args) && first < end) page = page_of(args, keys, first);
-    }
+    int page;
+    __device__ __forceinline__
+    Chunk(const Arguments& args, const Keys& keys, uint32_t first, uint32_t end)
+        : page(page_of(args, keys, min(first, end - 1))) {}
   };
 
   static __device__ __forceinline__ int page_of(const Arguments& args,

@@ -52,21 +52,19 @@ struct E4m3 {
   static constexpr int kBits = 8;
   static constexpr bool kScaled = true;
 
-  // Elements 0 and 2, and 1 and 3. Signs fall where the mask takes them, or what else is there.
+  // Elements 0 and 2, and 1 and 3, and in `nan` bit 7 of every byte that is NaN; its other bits mean
+  // nothing. Of signs there are more than the mask leaves, which takes one instruction less.
   template <int kShift>
-  static __device__ __forceinline__ Pairs pairs(uint32_t word) {
+  static __device__ __forceinline__ Pairs pairs(uint32_t word, uint32_t& nan) {
     constexpr uint32_t kMask = twice(0x7f00 >> kShift);
-    const uint32_t signs = word & 0x80808080, rest = word & 0x7f7f7f7f;
-    return {(rest << (8 - kShift) & kMask) | (signs << 8 & ~kMask),
-            (rest >> kShift & kMask) | (signs & ~kMask)};
+    const uint32_t signs = ptx::and_b32(word, 0x80808080), rest = ptx::and_b32(word, 0x7f7f7f7f);
+    nan = rest + 0x01010101;
+    return {ptx::select_bits(rest << (8 - kShift), signs << 8, kMask),
+            ptx::select_bits(rest >> kShift, signs, kMask)};
   }
-  // Bit 7 of every byte that is NaN; other bits mean nothing.
-  static __device__ __forceinline__ uint32_t nan_bits(uint32_t word) {
-    return (word & 0x7f7f7f7f) + 0x01010101;
-  }
-  // The same pairs, NaN where the word has NaN.
-  static __device__ __forceinline__ Pairs with_nan(Pairs pairs, uint32_t word) {
-    const uint32_t found = nan_bits(word) & 0x80808080;
+  // The pairs of a word, NaN where it has NaN.
+  static __device__ __forceinline__ Pairs with_nan(Pairs pairs, uint32_t nan) {
+    const uint32_t found = nan & 0x80808080;
     return {pairs.low | (found >> 7 & 0x00010001) * 0x7fff,
             pairs.high | (found >> 15 & 0x00010001) * 0x7fff};
   }
@@ -79,7 +77,7 @@ struct Fp8 : E4m3 {
   static constexpr bool kBlockScaled = false;
   static constexpr bool kLosesNan = false;
 
-  static __device__ __forceinline__ Pairs decode(uint32_t word) {
+  static __device__ __forceinline__ Pairs decode(uint32_t word, uint32_t&) {
     return {ptx::f16x2_from_e4m3x2(static_cast<uint16_t>(word)),
             ptx::f16x2_from_e4m3x2(static_cast<uint16_t>(word >> 16))};
   }
@@ -94,7 +92,9 @@ struct Fp8 : E4m3 {
   static constexpr bool kBlockScaled = false;
   static constexpr bool kLosesNan = true;
 
-  static __device__ __forceinline__ Pairs decode(uint32_t word) { return pairs<1>(word); }
+  static __device__ __forceinline__ Pairs decode(uint32_t word, uint32_t& nan) {
+    return pairs<1>(word, nan);
+  }
   static __device__ __forceinline__ Pairs query(Pairs pairs) {
     constexpr uint32_t kFactor = twice(15 + 15 << 10);  // 2^15
     return {ptx::mul_f16x2(pairs.low, kFactor), ptx::mul_f16x2(pairs.high, kFactor)};
@@ -109,7 +109,9 @@ struct Mxfp8 : E4m3 {
   static constexpr bool kBlockScaled = true;
   static constexpr bool kLosesNan = true;
 
-  static __device__ __forceinline__ Pairs decode(uint32_t word) { return pairs<4>(word); }
+  static __device__ __forceinline__ Pairs decode(uint32_t word, uint32_t& nan) {
+    return pairs<4>(word, nan);
+  }
   static __device__ __forceinline__ float relu(float dot) { return ptx::max_nan(dot, 0.0f); }
 };
 
@@ -163,12 +165,14 @@ struct RowOf {
     return codes >> dim / 32 * 8 & 255;
   }
 
-  // Step `step` of a part, without scales.
-  static __device__ __forceinline__ Pairs decode(const uint32_t (&words)[kWords], int step) {
+  // Step `step` of a part, without scales, and where it has NaN that is lost.
+  static __device__ __forceinline__ Pairs decode(const uint32_t (&words)[kWords],
+                                                 int step,
+                                                 uint32_t& nan) {
     if constexpr (Format::kBits == 16) {
       return {words[2 * step], words[2 * step + 1]};
     } else if constexpr (Format::kBits == 8) {
-      return Format::decode(words[step]);
+      return Format::decode(words[step], nan);
     } else {
       return Format::decode(words[step / 2], step % 2);
     }
@@ -177,10 +181,11 @@ struct RowOf {
   // All steps of a part, with their scale, into `pairs`. By a warp.
   static __device__ __forceinline__ void convert(const uint32_t (&words)[kWords],
                                                  uint32_t code,
-                                                 Pairs (&pairs)[kPartSteps]) {
+                                                 Pairs (&pairs)[kPartSteps],
+                                                 uint32_t (&nan)[kPartSteps]) {
 #pragma unroll
     for (int step = 0; step < kPartSteps; step++)
-      pairs[step] = decode(words, step);
+      pairs[step] = decode(words, step, nan[step]);
     if constexpr (Format::kBlockScaled) {
       const Factors<Format::kShift> factors(code);
 #pragma unroll

@@ -29,6 +29,7 @@ struct Load {
 
   // Begins to load tokens [first, end), kTokens at most, for this warp. Keys of others become zeros.
   static __device__ __forceinline__ void begin(const Arguments& args,
+                                               const typename Source::Keys& keys,
                                                const typename Source::Chunk& chunk,
                                                uint32_t first,
                                                uint32_t end,
@@ -43,19 +44,21 @@ struct Load {
         copy(args, bytes, shared, [&](int row, int) {
           return row < line.count ? line.key + row * line.key_stride : nullptr;
         });
-        copy_scales(args, shared, [&](int row) {
-          return row < line.count ? line.scale + row * line.scale_stride : nullptr;
-        });
+        if constexpr (Format::kScaled)
+          copy_scales(args, shared, [&](int row) {
+            return row < line.count ? line.scale + row * line.scale_stride : nullptr;
+          });
       }
     } else {
       copy(args, bytes, shared, [&](int row, int step) {
         // The row's address is known to the lane whose token it is.
-        const int own = step / kPieces * kWarpSize + lane;
-        const uint64_t key = reinterpret_cast<uint64_t>(Source::place(args, chunk, own, first).key);
+        const uint32_t token = first + step / kPieces * kWarpSize + lane;
+        const uint64_t key = reinterpret_cast<uint64_t>(Source::place(args, keys, token, end).key);
         return reinterpret_cast<const unsigned char*>(__shfl_sync(kAllLanes, key, row % kWarpSize));
       });
-      copy_scales(args, shared,
-                  [&](int row) { return Source::place(args, chunk, row, first).scale; });
+      if constexpr (Format::kScaled)
+        copy_scales(args, shared,
+                    [&](int row) { return Source::place(args, keys, first + row, end).scale; });
     }
     ptx::cp_async_commit_group();
   }
@@ -154,7 +157,6 @@ struct Load {
   static __device__ __forceinline__ void copy_scales(const Arguments& args,
                                                      Storage& shared,
                                                      AddressOf address_of) {
-    if constexpr (!Format::kScaled) return;
 #pragma unroll 1
     for (int token = threadIdx.x % kWarpSize; token < kTokens; token += kWarpSize) {
       const unsigned char* from = address_of(token);

@@ -37,25 +37,22 @@ struct Math {
   // From shared memory to registers, where they become what tensor cores take.
   static __device__ __forceinline__ void take(const Storage& shared, Keys& keys, Scales& scales) {
     const int warp = threadIdx.x / kWarpSize, g = threadIdx.x % kWarpSize / 4;
-    uint32_t nan = 0;
+    uint32_t lost[2] = {};  // two, since each waits for the last one
 #pragma unroll
     for (int half = 0; half < kTiles * 2; half++) {
       const uint32_t codes = Format::kBlockScaled ? shared.scales[warp][half * 8 + g] : 0;
 #pragma unroll
       for (int part = 0; part < Row::kParts; part++) {
         uint32_t words[Row::kWords];
-        load_words(shared.k[warp], half * 8 + g, part, words);
-        if constexpr (Format::kLosesNan) {
-#pragma unroll
-          for (int word = 0; word < Row::kWords; word++)
-            nan |= Format::nan_bits(words[word]);
-        }
+        load_words(shared.k[warp], half, part, words);
         Pairs pairs[Row::kPartSteps];
-        Row::convert(words, Row::code(codes, part, threadIdx.x % 4), pairs);
+        uint32_t nan[Row::kPartSteps];
+        Row::convert(words, Row::code(codes, part, threadIdx.x % 4), pairs, nan);
 #pragma unroll
         for (int i = 0; i < Row::kPartSteps; i++) {
           uint32_t (&a)[4] = keys[half / 2][part * Row::kPartSteps + i];
           a[half % 2] = pairs[i].low, a[half % 2 + 2] = pairs[i].high;
+          if constexpr (Format::kLosesNan) lost[i % 2] |= nan[i];
         }
       }
     }
@@ -66,24 +63,26 @@ struct Math {
         scales[output] = __uint_as_float(shared.scales[warp][token_of(output)]);
     }
     if constexpr (Format::kLosesNan) {
-      if (__any_sync(kAllLanes, (nan & 0x80808080) != 0)) find_nan(shared.k[warp], scales);
+      if (__any_sync(kAllLanes, ((lost[0] | lost[1]) & 0x80808080) != 0))
+        find_nan(shared.k[warp], scales);
     }
   }
 
-  // This thread's words of a part of a row.
+  // This thread's words of a part of row g of a half.
   static __device__ __forceinline__ void load_words(const unsigned char* keys,
-                                                    int row,
+                                                    int half,
                                                     int part,
                                                     uint32_t (&words)[Row::kWords]) {
-    const int c = threadIdx.x % 4;
+    const int c = threadIdx.x % 4, g = threadIdx.x % kWarpSize / 4;
     if constexpr (Row::kChunk == 16) {
-      const uint4 loaded =
-          *reinterpret_cast<const uint4*>(keys + swizzled<Row::kBytes>(row, part * 4 + c));
+      // All rows g are swizzled alike.
+      const uint4 loaded = *reinterpret_cast<const uint4*>(
+          keys + swizzled<Row::kBytes>(g, part * 4 + c) + half * 8 * Row::kBytes);
       words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
     } else {
 #pragma unroll
       for (int word = 0; word < Row::kWords; word++)
-        words[word] = *reinterpret_cast<const uint32_t*>(keys + row * Row::kBytes +
+        words[word] = *reinterpret_cast<const uint32_t*>(keys + (half * 8 + g) * Row::kBytes +
                                                          c * Row::kChunk + word * 4);
     }
   }
@@ -97,9 +96,9 @@ struct Math {
 #pragma unroll 1
       for (int part = 0; part < Row::kParts; part++) {
         uint32_t words[Row::kWords];
-        load_words(keys, half * 8 + lane / 4, part, words);
+        load_words(keys, half, part, words);
         for (int word = 0; word < Row::kWords; word++)
-          nan |= E4m3::nan_bits(words[word]) & 0x80808080;
+          nan |= ((words[word] & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
       }
       const uint32_t lanes = __ballot_sync(kAllLanes, nan != 0);
       const bool lost = (lanes >> lane / 4 * 4 & 15) != 0;
@@ -110,16 +109,33 @@ struct Math {
     }
   }
 
-  // Adds the heads of a row of the block: 8 at a time, each one's products and then its weight.
-  static __device__ __forceinline__ void multiply(const Storage& shared,
-                                                  const Keys& keys,
-                                                  int row,
-                                                  Sums& sums) {
+  // Warps that share a scheduler begin to multiply in turn, one when the other is half through: so one
+  // converts keys or adds up heads while the other multiplies, and for the rest both do, since one
+  // alone cannot keep the tensor cores busy. Both take as many turns.
+  static __device__ __forceinline__ void begin_turns() {
+    if (threadIdx.x >= kThreads / 2) pass_turn();
+  }
+  static __device__ __forceinline__ void take_turn() {
+    ptx::bar_sync(kTurnBarrier + threadIdx.x / kWarpSize, 2 * kWarpSize);
+  }
+  static __device__ __forceinline__ void pass_turn() {
+    ptx::bar_arrive(kTurnBarrier + (threadIdx.x / kWarpSize ^ kWarps / 2), 2 * kWarpSize);
+  }
+  static __device__ __forceinline__ void end_turns() {
+    if (threadIdx.x < kThreads / 2) take_turn();
+  }
+
+  // Adds the heads of a row of the block: 8 at a time, each one's products and then its weight. Calls
+  // `half_way` once.
+  template <typename HalfWay>
+  static __device__ __forceinline__ void multiply(
+      const Storage& shared, const Keys& keys, int row, Sums& sums, HalfWay half_way) {
     const int lane = threadIdx.x % kWarpSize;
     const auto* q = &shared.q[row * (kHeads / 8)];
     const float* weights = shared.weights + row * kHeads + lane % 4 * 2;
 #pragma unroll 2
     for (int eight = 0; eight < kHeads / 8; eight++) {
+      if (eight == kHeads / 16) half_way();
       float dots[kTiles][4] = {};
 #pragma unroll
       for (int two = 0; two < kSteps / 2; two++) {
@@ -172,11 +188,9 @@ struct Math {
     }
   }
 
-  // The logits of a row of the block for the tokens from `first` on.
-  static __device__ __forceinline__ void store(const score::Row& row,
-                                               uint32_t first,
-                                               const Sums& sums,
-                                               const Scales& scales) {
+  // The logits of a row of the block for the tokens from `first` on, before `end`.
+  static __device__ __forceinline__ void store(
+      const score::Row& row, uint32_t first, uint32_t end, const Sums& sums, const Scales& scales) {
     float totals[kOutputs];
     reduce(sums, totals);
 #pragma unroll
@@ -184,7 +198,7 @@ struct Math {
       const uint32_t token = first + token_of(output);
       // + 0.0 so that no scale turns a zero into -0.
       const float logit = fmaf(totals[output], scales[output], 0.0f);
-      if (token - row.start < row.length)
+      if (token < end && token - row.start < row.length)
         ptx::st_global(row.origin + token * sizeof(Logit), round_to<Logit>(logit));
     }
   }

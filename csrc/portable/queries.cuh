@@ -86,12 +86,13 @@ struct Queries {
   static __device__ __forceinline__ void store(
       const uint32_t (&words)[Row::kWords], uint32_t code, int part, int column, Storage& shared) {
     Pairs pairs[Row::kPartSteps];
-    Row::convert(words, code, pairs);
+    uint32_t nan[Row::kPartSteps];
+    Row::convert(words, code, pairs, nan);
     const int lane = column % 8 * 4 + threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < Row::kPartSteps; i++) {
       if constexpr (Format::kHalf) pairs[i] = Format::query(pairs[i]);
-      if constexpr (Format::kLosesNan) pairs[i] = Format::with_nan(pairs[i], words[i]);
+      if constexpr (Format::kLosesNan) pairs[i] = Format::with_nan(pairs[i], nan[i]);
       const int step = part * Row::kPartSteps + i;
       *reinterpret_cast<Pairs*>(
           reinterpret_cast<unsigned char*>(&shared.q[column / 8][step / 2][lane]) +

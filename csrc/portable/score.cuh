@@ -72,6 +72,7 @@ struct Score {
   };
 
   static __device__ __forceinline__ void score(const Arguments& args, Storage& shared) {
+    if constexpr (!Tiling::kManyHeads) Products::begin_turns();
     find_range(args, shared);
     Walk walk(args, shared);
     while (true) {
@@ -81,6 +82,7 @@ struct Score {
       if (found.length == 0) break;
       block(args, Source::task(args, shared.block), found, shared);
     }
+    if constexpr (!Tiling::kManyHeads) Products::end_turns();
     if (args.clean)
       clean_rows_by_stores(Source::logits(args), Source::windows(args), blockIdx.x, gridDim.x);
   }
@@ -95,12 +97,12 @@ struct Score {
     const typename Source::Keys keys(args, task);
     const typename Source::Chunk first(args, keys, token, end);
     typename Source::Chunk coming(args, keys, token + Tiling::kRound, end);
-    if (token < end) Loader::begin(args, first, token, end, shared);
+    if (token < end) Loader::begin(args, keys, first, token, end, shared);
     if constexpr (!Tiling::kManyHeads)
       Queries<Tiling, Source>::bring(args, task.row, found.rows, 0, shared);
     __syncthreads();
-    for (uint32_t done = 0; Tiling::kManyHeads ? done < found.length : token < end;
-         done += Tiling::kRound, token += Tiling::kRound) {
+    // All warps take part in all rounds, with tokens or without.
+    for (uint32_t done = 0; done < found.length; done += Tiling::kRound, token += Tiling::kRound) {
       typename Products::Keys operand;
       typename Products::Scales scales;
       if (token < end) {
@@ -108,21 +110,21 @@ struct Score {
         __syncwarp();
         Products::take(shared, operand, scales);
         __syncwarp();  // the place is free again
-        if (token + Tiling::kRound < end) {
-          Loader::begin(args, coming, token + Tiling::kRound, end, shared);
-          coming = typename Source::Chunk(args, keys, token + 2 * Tiling::kRound, end);
-        }
+        if (token + Tiling::kRound < end)
+          Loader::begin(args, keys, coming, token + Tiling::kRound, end, shared);
       }
+      coming = typename Source::Chunk(args, keys, token + 2 * Tiling::kRound, end);
       if constexpr (Tiling::kManyHeads)
-        many_heads(args, task.row, token, token < end, operand, scales, shared);
+        many_heads(args, task.row, token, end, operand, scales, shared);
       else
-        rows(found.rows, token, operand, scales, shared);
+        rows(found.rows, token, end, operand, scales, shared);
     }
   }
 
   // All rows of a block that see some of the tokens.
   static __device__ __forceinline__ void rows(int count,
                                               uint32_t token,
+                                              uint32_t end,
                                               const typename Products::Keys& operand,
                                               const typename Products::Scales& scales,
                                               const Storage& shared) {
@@ -130,10 +132,15 @@ struct Score {
     for (int row = 0; row < count; row++) {
       const score::Row of_row = shared.rows[row];
       const int64_t start = of_row.start, from = token;
-      if (from + kTokens <= start || from >= start + of_row.length) continue;
+      const bool sees = token < end && from + kTokens > start && from < start + of_row.length;
       typename Products::Sums sums{};
-      Products::multiply(shared, operand, row, sums);
-      Products::store(of_row, token, sums, scales);
+      Products::take_turn();
+      if (!sees) {
+        Products::pass_turn();
+        continue;
+      }
+      Products::multiply(shared, operand, row, sums, Products::pass_turn);
+      Products::store(of_row, token, end, sums, scales);
     }
   }
 
@@ -141,7 +148,7 @@ struct Score {
   static __device__ __forceinline__ void many_heads(const Arguments& args,
                                                     int row,
                                                     uint32_t token,
-                                                    bool exists,
+                                                    uint32_t end,
                                                     const typename Products::Keys& operand,
                                                     const typename Products::Scales& scales,
                                                     Storage& shared) {
@@ -151,9 +158,9 @@ struct Score {
       __syncthreads();
       Queries<Tiling, Source>::bring(args, row, 1, head, shared);
       __syncthreads();
-      if (exists) Products::multiply(shared, operand, 0, sums);
+      if (token < end) Products::multiply(shared, operand, 0, sums, [] {});
     }
-    if (exists) Products::store(shared.rows[0], token, sums, scales);
+    if (token < end) Products::store(shared.rows[0], token, end, sums, scales);
   }
 };
 

@@ -95,8 +95,7 @@ struct Dense {
     Found found = Range<Tiling, Dense>::part_of(args, range, group, rows, tokens);
     const Hull mine = hull_of_rows<3>(windows(args), row, rows);
     const int end = min(found.first + static_cast<int>(found.length), mine.end);
-    // By whole chunks: one that went past the end of this CTA's part would write logits of others.
-    found.first += max(mine.first - found.first, 0) / kTokens * kTokens;
+    found.first = max(found.first, mine.first);
     found.length = max(end - found.first, 0);
     return found;
   }
@@ -137,7 +136,7 @@ struct Dense {
   }
 
   // Where not all are in line: of one token.
-  static __device__ __forceinline__ Place place(const Arguments&, const Chunk&, int, uint32_t) {
+  static __device__ __forceinline__ Place place(const Arguments&, const Keys&, uint32_t, uint32_t) {
     return {};
   }
 };
@@ -149,7 +148,6 @@ struct Paged : score::Paged<Tiling> {
   using Arguments = PagedArguments;
   static constexpr auto kTokens = Tiling::kTokens;
   static constexpr auto kBlock = Tiling::kBlock;
-  static constexpr int kEach = kTokens / kWarpSize;  // tokens of a lane
 
   struct Task {
     int row;
@@ -199,24 +197,20 @@ struct Paged : score::Paged<Tiling> {
         : table(args.table + Base::table_row(args, task.request) * args.table_row_stride) {}
   };
 
-  // What the block table says of the pages of this lane's tokens, or, in line, of the only page.
-  // Nothing waits for it here.
+  // What the block table says of a chunk's first token, or of the last one before `end`: of all, if
+  // they are in line. Without a condition, so that nothing waits for it here.
   struct Chunk {
-    int pages[kEach];
-    __device__ __forceinline__ Chunk(const Arguments& args,
-                                     const Keys& keys,
-                                     uint32_t first,
-                                     uint32_t end) {
-      const uint32_t own = in_line(args) ? 0 : threadIdx.x % kWarpSize;
-#pragma unroll
-      for (int i = 0; i < kEach; i++) {
-        const uint32_t token = first + own + i * kWarpSize;
-        if (i > 0 && in_line(args)) continue;
-        pages[i] = -1;
-        if (token < end) pages[i] = keys.table[args.page.divide(token) * args.table_column_stride];
-      }
-    }
+    int page;
+    __device__ __forceinline__
+    Chunk(const Arguments& args, const Keys& keys, uint32_t first, uint32_t end)
+        : page(page_of(args, keys, min(first, end - 1))) {}
   };
+
+  static __device__ __forceinline__ int page_of(const Arguments& args,
+                                                const Keys& keys,
+                                                uint32_t token) {
+    return keys.table[args.page.divide(token) * args.table_column_stride];
+  }
 
   static __device__ __forceinline__ Place of_page(const Arguments& args, int page, uint32_t token) {
     if (static_cast<uint32_t>(page) >= static_cast<uint32_t>(args.pages)) return {};
@@ -229,20 +223,17 @@ struct Paged : score::Paged<Tiling> {
                                               const Chunk& chunk,
                                               uint32_t first,
                                               uint32_t end) {
-    const Place place = of_page(args, chunk.pages[0], first);
+    const Place place = of_page(args, chunk.page, first);
     const int count = min(end - first, uint32_t{kTokens});
     return {place.key, place.scale, Tiling::kRowBytes, 4, place.key == nullptr ? 0 : count};
   }
 
   static __device__ __forceinline__ Place place(const Arguments& args,
-                                                const Chunk& chunk,
-                                                int index,
-                                                uint32_t first) {
-    int page = chunk.pages[0];
-#pragma unroll
-    for (int i = 1; i < kEach; i++)
-      if (index / kWarpSize == i) page = chunk.pages[i];
-    return of_page(args, page, first + index);
+                                                const Keys& keys,
+                                                uint32_t token,
+                                                uint32_t end) {
+    if (token >= end) return {};
+    return of_page(args, page_of(args, keys, token), token);
   }
 };
 

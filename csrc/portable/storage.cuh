@@ -14,7 +14,8 @@ using namespace score;
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kColumns = 128;  // most columns (row, head) of a block
+constexpr int kTurnBarrier = 4;  // the first of one for each warp
+constexpr int kColumns = 128;    // most columns (row, head) of a block
 
 // kGivenHeads: 8, 16, 32, 64 or 128, not below the true number of heads, or 256 for more than 128,
 // which are done 128 at a time.

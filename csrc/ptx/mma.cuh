@@ -41,6 +41,20 @@ __device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
+// a & b, of which the compiler makes nothing else.
+__device__ __forceinline__ uint32_t and_b32(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("and.b32 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
+// Bits of a where the mask has ones, of b where it has zeros.
+__device__ __forceinline__ uint32_t select_bits(uint32_t a, uint32_t b, uint32_t mask) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(result) : "r"(a), "r"(b), "r"(mask));
+  return result;
+}
+
 // Copies 16 bytes; both addresses are 16-byte aligned.
 __device__ __forceinline__ void cp_async_16(uint32_t target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");

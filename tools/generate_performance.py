@@ -32,8 +32,13 @@ BEGIN = "<!-- results: `make performance` writes what follows -->"
 END = "<!-- end of results -->"
 MODEL_BEGIN = "<!-- model: `make performance` writes what follows -->"
 MODEL_END = "<!-- end of model -->"
-_ORDER = ("hopper", "blackwell", "host")
-_TITLES = {"hopper": "Kernels", "blackwell": "Kernels", "host": "Host"}
+_ORDER = ("hopper", "blackwell", "portable", "host")
+_TITLES = {
+    "hopper": "Kernels",
+    "blackwell": "Kernels",
+    "portable": "Portable kernels",
+    "host": "Host",
+}
 _NOTHING = "No report is stored in `docs/benchmarks` yet.\n"
 
 
@@ -86,7 +91,10 @@ def draw(folder: Path) -> None:
 
 def _section(path: Path, report: Mapping[str, Any]) -> str:
     gpu = report["machine"]["gpus"][0]["name"]
-    parts = [f"### {_TITLES[report['suite']]}: {gpu}\n", _facts(path, report)]
+    title = f"### {_TITLES[report['suite']]}: {gpu}"
+    if report["suite"] == "portable":
+        title += f", compiled for {report['settings']['arch']}"
+    parts = [f"{title}\n", _facts(path, report)]
     drawn = picture(path, report)
     if drawn is not None:
         parts.append(f"![Ratio to the peer, row by row]({path.parent.name}/{drawn.name})\n")

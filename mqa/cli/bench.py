@@ -118,8 +118,9 @@ def bench(
     Runs alternate with ours in one process; a ratio is the other's time over ours, the median of
     the pairs with a 5-95 % interval. Memory is what a fresh process grows by in one call.
 
-    Three suites run on a GPU, see docs/performance.md: hopper and blackwell time CUDA graphs
-    against DeepGEMM and against other calls of ours, host the cost of a call on the host.
+    Four suites run on a GPU, see docs/performance.md: hopper and blackwell time CUDA graphs
+    against DeepGEMM and against other calls of ours, portable the portable kernels against Hopper's
+    and the fallback, host the cost of a call on the host.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The suites of `mqa bench` that need a GPU: hopper, blackwell and host."""
+"""The suites of `mqa bench` that need a GPU: hopper, blackwell, portable and host."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ from mqa.cli.gpu.inputs import L2_TIMES
 from mqa.cli.gpu.measure import measure
 from mqa.cli.gpu.peers import NoPeer, Peer, find_peer
 from mqa.cli.gpu.rows import MQA, PEER, Party, Row
-from mqa.cli.gpu.suite import blackwell_rows, hopper_rows
+from mqa.cli.gpu.suite import blackwell_rows, hopper_rows, portable_rows
 from mqa.cli.gpu.tables import interval, tables
 from mqa.cli.plots import draw_groups
 from mqa.cli.tables import markdown_page, rich_table
+from mqa.cuda import targets
 
-GPU_SUITES = ("hopper", "blackwell", "host")
-_BACKENDS = {"blackwell": "sm100"}
+GPU_SUITES = ("hopper", "blackwell", "portable", "host")
+_BACKENDS = {"blackwell": "sm100", "portable": "portable"}
 """What a suite is about: without it there is nothing to measure."""
 ROUNDS = 40
 _QUICK_ROUNDS = 10
@@ -118,13 +119,15 @@ def _against_peer(row: Row | str) -> bool:
 
 def selected(options: Options) -> Sequence[Row | str]:
     """The rows that `only` and `quick` leave. Stops if there are none, or no picture of them."""
-    if options.plot is not None and options.suite == "host":
+    if options.plot is not None and options.suite in ("host", "portable"):
         raise Stop(f"--plot: --suite {options.suite} has no picture")
     try:
         if options.suite == "hopper":
             rows: Sequence[Row | str] = hopper_rows(options.only, quick=options.quick)
         elif options.suite == "blackwell":
             rows = blackwell_rows(options.only, quick=options.quick)
+        elif options.suite == "portable":
+            rows = portable_rows(options.only, quick=options.quick)
         else:
             rows = [name for name in HOST_ROWS if re.search(options.only or "", name)]
     except re.error as error:
@@ -255,11 +258,12 @@ def _surviving(work: Callable[[], Entry]) -> Entry:
 def _warm_up(rows: Sequence[Row], where: torch.device) -> Entry:
     """Compile what our sides of these rows need, several at once; what fails is told by its row."""
     sides = [side for row in rows for side in row.parties if side.who == MQA]
-    wanted = {frozenset(side.variant().items()): side for side in sides}.values()
+    wanted = {(*side.variant().items(), side.call.by): side for side in sides}.values()
 
     def compile_one(side: Party) -> int:
         backend_of(side, where)
-        return len(mqa.warmup(**side.variant(), device=where))
+        named = backend_of(side, where) if side.call.by else None
+        return len(mqa.warmup(**side.variant(), device=where, backend=named))
 
     begin = time.perf_counter()
     with ThreadPoolExecutor(_COMPILERS) as pool:
@@ -269,6 +273,7 @@ def _warm_up(rows: Sequence[Row], where: torch.device) -> Entry:
 
 
 def _facts(options: Options, device: Device, peer: Peer) -> dict[str, Any]:
+    where, portable = device.where, options.suite == "portable"
     versions = machine.versions() | {name: machine.installed(name) for name in _PACKAGES}
     versions["kernels"] = machine.kernels()
     if commit := machine.commit():
@@ -281,11 +286,11 @@ def _facts(options: Options, device: Device, peer: Peer) -> dict[str, Any]:
         "versions": versions | {"cuda": torch.version.cuda, "driver": machine.driver()},
         "peer": {"name": peer.name, "version": peer.version} | peer.settings(),
         "settings": {
-            "num_sms": mqa.get_num_sms(device.where),
-            "pdl": mqa.get_pdl(device.where),
+            "num_sms": mqa.get_num_sms(where),
+            "pdl": mqa.get_pdl(where),
             "l2_bytes": device.l2_bytes,
             "l2_times": L2_TIMES,
-            "arch": device.arch,
+            "arch": targets.portable(where) if portable else device.arch,
             "nvrtc_options": list(config.nvrtc_options()),
         },
         "clock": CLOCK_METHOD,

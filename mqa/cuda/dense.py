@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mqa import devices
-from mqa.cuda.operands import nulls, q_scalars, row_bytes, strides
+from mqa.cuda.operands import byte_stride, nulls, q_scalars, row_bytes, scale_bytes, strides
 from mqa.cuda.plan import Plan, Scalar, Struct
 from mqa.validate import DenseCall
 
@@ -52,6 +52,7 @@ def dense_arguments(facts: DenseFacts, q_pointers: tuple[str, ...], k_pointer: s
     them itself, empty for one of them that it does not, nothing for both; `k_pointer`: the same of
     k, by a kernel that reads q itself."""
     schedule = "schedule" if facts.scheduled else ""
+    kv_scale = "kv_scale" if scale_bytes(facts.elements) else ""
     operands = (k_pointer, *q_pointers) if q_pointers else ()
     strides = (
         ("k_row_stride", facts.k_stride),
@@ -59,7 +60,7 @@ def dense_arguments(facts: DenseFacts, q_pointers: tuple[str, ...], k_pointer: s
         ("q_dim_stride", facts.q_dim_stride),
     )
     return Struct(
-        ("kv_scale", "w", "start", "end", schedule, "out", *operands),
+        (kv_scale, "w", "start", "end", schedule, "out", *operands),
         (
             *nulls(("k", "q", "q_scale"), operands),
             Scalar("k_scale_stride", "q", facts.k_scale_stride),
@@ -99,8 +100,11 @@ def dense_facts(call: DenseCall, out: Tensor, elements: str = "Fp8") -> DenseFac
         parts=problem.sms or devices.get_num_sms(out.device),
         scheduled=schedule is not None,
         # The stride of a dimension of size 1 means nothing, and may be anything.
-        q_strides=(call.q.stride(1), call.q.stride(0) if problem.S > 1 else problem.H * row),
-        k_stride=call.k.stride(0) if problem.N > 1 else row,
+        q_strides=(
+            byte_stride(call.q, 1),
+            byte_stride(call.q, 0) if problem.S > 1 else problem.H * row,
+        ),
+        k_stride=byte_stride(call.k, 0) if problem.N > 1 else row,
         k_scale_stride=0 if call.kv_scale is None else call.kv_scale.stride(0),
         weights_strides=strides(call.weights),
         schedule_strides=(0, 0) if schedule is None else strides(schedule),
@@ -109,8 +113,8 @@ def dense_facts(call: DenseCall, out: Tensor, elements: str = "Fp8") -> DenseFac
         logits_stride=out.stride(0),
         elements=elements,
         q_scale_strides=(0, 0) if call.q_scale is None else strides(call.q_scale),
-        k_dim_stride=call.k.stride(1) * call.k.element_size(),
-        q_dim_stride=call.q.stride(2) * call.q.element_size(),
+        k_dim_stride=byte_stride(call.k, 1),
+        q_dim_stride=byte_stride(call.q, 2),
     )
 
 

@@ -37,6 +37,10 @@ def strides(tensor: Tensor) -> tuple[int, int]:
     return first, second
 
 
+def byte_stride(tensor: Tensor, dimension: int) -> int:
+    return tensor.stride(dimension) * tensor.element_size()
+
+
 def nulls(names: tuple[str, ...], pointers: tuple[str, ...]) -> tuple[Scalar, ...]:
     """Where a kernel reads none of these tensors by a pointer, its struct has null ones."""
     return () if pointers else tuple(Scalar(name, "p", 0) for name in names)

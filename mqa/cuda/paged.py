@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mqa import devices
-from mqa.cuda.operands import nulls, q_scalars, row_bytes, strides
+from mqa.cuda.operands import byte_stride, nulls, q_scalars, row_bytes, scale_bytes, strides
 from mqa.cuda.plan import Plan, Scalar, Struct, divisor
-from mqa.formats.kv_cache import SCALE_BYTES
 from mqa.reference.schedule import GROUP
 from mqa.validate import PagedCall
 
@@ -134,9 +133,14 @@ def paged_facts(call: PagedCall, out: Tensor, elements: str = "Fp8") -> PagedFac
         varlen=problem.varlen,
         parts=problem.sms or devices.get_num_sms(out.device),
         scheduled=schedule is not None,
-        q_strides=(call.q.stride(2), call.q.stride(dimension) if rows > 1 else problem.H * row),
+        q_strides=(
+            byte_stride(call.q, 2),
+            byte_stride(call.q, dimension) if rows > 1 else problem.H * row,
+        ),
         page_stride=(
-            call.kv_cache.stride(0) if problem.blocks > 1 else problem.P * (row + SCALE_BYTES)
+            byte_stride(call.kv_cache, 0)
+            if problem.blocks > 1
+            else problem.P * (row + scale_bytes(elements))
         ),
         weights_strides=strides(call.weights),
         lens_strides=(lens.stride(0), lens.stride(1) if lens.dim() == 2 else 0),
@@ -146,7 +150,7 @@ def paged_facts(call: PagedCall, out: Tensor, elements: str = "Fp8") -> PagedFac
         logits_stride=out.stride(0),
         elements=elements,
         q_scale_strides=(0, 0) if scale is None else (scale.stride(dimension), scale.stride(2)),
-        q_dim_stride=call.q.stride(3) * call.q.element_size(),
+        q_dim_stride=byte_stride(call.q, 3),
     )
 
 

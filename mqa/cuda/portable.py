@@ -19,7 +19,7 @@ from mqa.cuda.covering import covering
 from mqa.cuda.dense import DenseFacts, dense_arguments
 from mqa.cuda.gpu import Gpu
 from mqa.cuda.metadata import PORTABLE_METADATA
-from mqa.cuda.operands import CXX, HEAD_DIMS, row_bytes
+from mqa.cuda.operands import CXX, ELEMENTS, HEAD_DIMS, row_bytes
 from mqa.cuda.paged import PagedFacts, paged_arguments
 from mqa.cuda.plan import WARP, Kernel, Plan, Struct
 from mqa.cuda.reasons import request_reasons
@@ -163,11 +163,10 @@ def kernels(*, every: bool = False) -> tuple[Kernel, ...]:
     return (*PORTABLE_METADATA, *(scoring if every else covering(scoring)))
 
 
-ELEMENTS: dict[Format, str] = {"fp8": "Fp8", "mxfp8": "Mxfp8", "mxfp4": "Mxfp4"}
-"""Of each format: a struct of the kernels' sources."""
 _MODELS: dict[Format, str] = {
     "fp8": "E4M3_IN_F16",
     "mxfp8": "E4M3_IN_BF16",
     "mxfp4": "E2M1_IN_BF16",
+    "bf16": "BF16_REORDERED",
 }
 PORTABLE = Portable("portable", ELEMENTS, {}, by_default=True)

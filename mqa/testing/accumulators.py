@@ -265,14 +265,16 @@ HOPPER_E2M1_IN_BF16 = Reordered(HOPPER_BF16, 4)
 AMPERE_E4M3_IN_BF16 = Reordered(AMPERE_BF16, 8)
 """E4M3 with block scales that the `portable` backend converts to bfloat16, on SM80 to SM89."""
 AMPERE_E2M1_IN_BF16 = Reordered(AMPERE_BF16, 4)
+AMPERE_BF16_REORDERED = Reordered(AMPERE_BF16, 16)
 AMPERE_E4M3_IN_F16 = Reordered(AMPERE_F16, 8, in_turn=True)
 """E4M3 that it converts to float16, by instructions of SM89."""
 AMPERE_E4M3_SHIFTED_IN_F16 = Reordered(replace(AMPERE_F16, min_exponent=-21, k_min_exponent=-6), 8)
 """The same by code for older GPUs: k is multiplied by 2^-8, so that its subnormals are float16's, q
 by 2^7."""
 HOPPER_MMA_E4M3_IN_BF16 = Reordered(HOPPER_MMA_BF16, 8)
-"""These four from SM90 on."""
+"""These five from SM90 on."""
 HOPPER_MMA_E2M1_IN_BF16 = Reordered(HOPPER_MMA_BF16, 4)
+HOPPER_MMA_BF16_REORDERED = Reordered(HOPPER_MMA_BF16, 16)
 HOPPER_MMA_E4M3_IN_F16 = Reordered(HOPPER_MMA_F16, 8, in_turn=True)
 HOPPER_MMA_E4M3_SHIFTED_IN_F16 = Reordered(
     replace(HOPPER_MMA_F16, min_exponent=-21, k_min_exponent=-6), 8

@@ -89,18 +89,23 @@ def in_pages(case: Case, P: int, next_n: int) -> dict[str, Any]:
     columns = -(-tokens // P)
     generator = torch.Generator().manual_seed(P + next_n)
     order = torch.randperm(columns + 3, generator=generator)[:columns].to(case.device)
-    codes = torch.full((columns + 3, P, dim), 0x7F, dtype=torch.uint8, device=case.device)
-    kind = t["kv_scale"].dtype
-    unused = torch.nan if kind.is_floating_point else -1  # NaN too: bytes of 0xFF
-    scales = torch.full((columns + 3, P), unused, dtype=kind, device=case.device)
     token = torch.arange(tokens, device=case.device)
     at = order[token // P], token % P
-    codes[at], scales[at] = t["kv"].view(torch.uint8), t["kv_scale"]
+    if "kv_scale" in t:
+        codes = torch.full((columns + 3, P, dim), 0x7F, dtype=torch.uint8, device=case.device)
+        kind = t["kv_scale"].dtype
+        unused = torch.nan if kind.is_floating_point else -1  # NaN too: bytes of 0xFF
+        scales = torch.full((columns + 3, P), unused, dtype=kind, device=case.device)
+        codes[at], scales[at] = t["kv"].view(torch.uint8), t["kv_scale"]
+        cache = pack_kv_cache(codes.view(t["kv"].dtype), scales)
+    else:
+        cache = t["kv"].new_full((columns + 3, P, 1, dim), torch.nan)
+        cache[:, :, 0][at] = t["kv"]
     B = t["w"].shape[0] // next_n
     q, *q_scale = (t[name].unflatten(0, (B, next_n)) for name in ("q", "q_scale") if name in t)
     return {
         "q": (q, *q_scale) if q_scale else q,
-        "kv_cache": pack_kv_cache(codes.view(t["kv"].dtype), scales),
+        "kv_cache": cache,
         "weights": t["w"],
         "context_lens": t["end"].view(B, next_n),
         "block_table": order.int().expand(B, -1),

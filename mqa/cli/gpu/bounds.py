@@ -12,7 +12,8 @@ from mqa.testing.timing import Ratio
 _TENSOR_CLOCKS = 2.0
 """SM clocks of the tensor unit per pair at H=64, D=128: 8192 multiply-adds at 4096 a clock."""
 _BFLOAT16_TIMES = 2
-"""MX formats go through bfloat16, whose multiply-adds take that many times as long."""
+"""MX formats, and all in portable kernels, go through 16 bits, whose multiply-adds take that many
+times as long."""
 _EPILOGUE_CLOCKS = 1.0
 """SM clocks of the FP32 pipes per pair at 64 heads: 64 relus and 64 multiply-adds, 128 lanes."""
 _FULL = 64 * 128
@@ -34,7 +35,8 @@ def floors(party: Party, major: int) -> dict[str, float]:
         rate = 16384 if party.call.format == "mxfp4" else 8192
         tensor = party.H * party.D / rate
         return {"tensor": tensor, "epilogue": party.H / 96, "tensor memory": party.H / 128}
-    times = 1 if party.call.format == "fp8" else _BFLOAT16_TIMES
+    as_it_is = party.call.format == "fp8" and party.call.by != "portable"
+    times = 1 if as_it_is else _BFLOAT16_TIMES
     return {
         "tensor": times * _TENSOR_CLOCKS * party.H * party.D / _FULL,
         "epilogue": _EPILOGUE_CLOCKS * party.H / 64,
@@ -55,7 +57,7 @@ def bound(
         even, mine = row.other.windows.hull(row.other.H), windows.hull(ours.H)
         most = ratio.a_seconds * mine / even + _SLACK
         return {"hull": mine, "limit_seconds": most, "of_limit": ratio.b_seconds / most}
-    if row.group == "paged":
+    if row.group in ("paged", "portable paged"):
         rate = ours.kv_bytes / ratio.b_seconds
         return {"read_rate": rate, "share_of_read": rate / ceilings["read"]}
     if row.group == "cleaning":

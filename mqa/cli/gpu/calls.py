@@ -19,8 +19,13 @@ class Unsupported(RuntimeError):
 
 
 def backend_of(party: Party, where: torch.device) -> str | None:
-    """Which of our backends runs the party's calls. Raises Unsupported if a GPU would fall back."""
-    found = mqa.supports(**party.variant(), device=where)
+    """Which of our backends runs the party's calls. Raises Unsupported if a GPU would fall back, or
+    the one that is named cannot."""
+    found, named = mqa.supports(**party.variant(), device=where), party.call.by
+    if named:
+        if named in found.reasons:
+            raise Unsupported(f"{named}: {', '.join(found.reasons[named])}")
+        return named
     if where.type == "cuda" and found.backend in (None, "reference"):
         reasons = "; ".join(f"{name}: {', '.join(why)}" for name, why in found.reasons.items())
         what = f"{party.call.format} H={party.H} D={party.D}"
@@ -45,6 +50,7 @@ def call_mqa(inputs: Inputs, call: Call, out: Tensor | None = None) -> Callable[
             clean_logits=call.clean,
             logits_dtype=logits,
             out=out,
+            backend=call.by or None,
         )
     assert inputs.k_scale is not None
     return functools.partial(
@@ -59,6 +65,7 @@ def call_mqa(inputs: Inputs, call: Call, out: Tensor | None = None) -> Callable[
         logits_dtype=logits,
         schedule_meta=cuts,
         out=out,
+        backend=call.by or None,
     )
 
 

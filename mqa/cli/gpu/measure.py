@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ def measure(
 ) -> dict[str, Any]:
     """The row's entry in a report. Raises what building, checking or timing it raises.
 
-    A row of formats that no CUDA backend takes is left out, and its entry says why.
+    A row of formats that no CUDA backend takes, or of a backend that is not for this GPU, is left
+    out, and its entry says why.
     """
     try:
         if isinstance(row, Metadata):
@@ -33,7 +34,7 @@ def measure(
             return measure_alone(row, device, peer, rounds)
         return _compare(row, device, peer, rounds, ceilings)
     except Unsupported as error:
-        if all(party.call.format == "fp8" for party in row.parties):
+        if all(party.call.format == "fp8" and not party.call.by for party in row.parties):
             raise
         return {"left_out": str(error)}
     finally:
@@ -52,12 +53,13 @@ def _compare(
     other = Prepared(row.other, others, device, peer)
     ours = Prepared(row.ours, sets, device, peer)
     errors = {"ours": ours.error(), "other": other.error()}
-    if _same_data(row) and row.other.call == row.ours.call:
+    if _same_data(row) and replace(row.other.call, by="") == replace(row.ours.call, by=""):
         agree = (ours.results[0], other.results[0])
         errors["each other"] = assert_agree(*agree, ours.inputs, row.ours.call)
     turns = Turn(other.replays, len(others) // 2), Turn(ours.replays)
     before = _after_kernel(device) if row.after_kernel else device.keep_busy
-    ratio = interleaved(*turns, rounds=rounds, before=before, timer=device.seconds)
+    pairs = row.rounds or rounds
+    ratio = interleaved(*turns, rounds=pairs, before=before, timer=device.seconds)
     hz = device.clock_hz(turns[1], ratio.b_seconds)
     return {
         "ratio": asdict(ratio),

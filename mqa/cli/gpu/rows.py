@@ -38,7 +38,12 @@ BLACKWELL_GROUPS = {
     "schedules": "schedules, against a kernel that writes one number",
     "peer": "against the peer, uncleaned, H=64 D=128",
 }
-GROUPS_OF = {"hopper": GROUPS, "blackwell": BLACKWELL_GROUPS}
+PORTABLE_GROUPS = {
+    "portable dense": "portable kernels against Hopper's own, causal windows, uncleaned",
+    "portable paged": "the same, paged, H=64 D=128, pages of 64, uncleaned",
+    "portable fallback": "portable kernels against the reference, plain PyTorch on the same GPU",
+}
+GROUPS_OF = {"hopper": GROUPS, "blackwell": BLACKWELL_GROUPS, "portable": PORTABLE_GROUPS}
 
 ScheduleKind = Literal["", "fresh", "stale", "reversed", "random"]
 """Cut points: none, those of the call, of other lens, its own in reverse, any in its range."""
@@ -54,6 +59,8 @@ class Call:
     weights: str = "float32"
     schedule: ScheduleKind = ""
     format: Format = "fp8"
+    by: str = ""
+    """Name of our backend that computes it; none: the best one that can."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +123,8 @@ class Comparison:
     after_kernel: bool = False
     """Whether a small kernel, which triggers no dependents, runs just before each timed replay."""
     reported: Reported | None = None
+    rounds: int = 0
+    """Pairs; 0: as many as the suite's other rows."""
 
     @property
     def parties(self) -> tuple[Party, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from mqa.cli.gpu.blackwell_rows import BLACKWELL
 from mqa.cli.gpu.dense_rows import DENSE, LONG
 from mqa.cli.gpu.paged_rows import PAGED
+from mqa.cli.gpu.portable_rows import PORTABLE
 from mqa.cli.gpu.rows import Comparison, Row
 
 
@@ -23,6 +24,11 @@ def hopper_rows(only: str | None = None, *, quick: bool = False) -> list[Row]:
 def blackwell_rows(only: str | None = None, *, quick: bool = False) -> list[Row]:
     """The same of the Blackwell suite."""
     return _chosen((row for group in BLACKWELL for row in group()), only, quick=quick)
+
+
+def portable_rows(only: str | None = None, *, quick: bool = False) -> list[Row]:
+    """The same of the suite of portable kernels."""
+    return _chosen((row for group in PORTABLE for row in group()), only, quick=quick)
 
 
 def _chosen(every: Iterable[Row], only: str | None, *, quick: bool) -> list[Row]:

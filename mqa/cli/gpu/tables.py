@@ -74,8 +74,11 @@ def _time(name: str, key: str) -> _Column:
 
 
 def _limit(entry: Entry, report: Mapping[str, Any]) -> str:
-    """What the ratio or the time has to be, and whether it, or one end of its interval, misses."""
+    """What the ratio or the time has to be, and whether it, or one end of its interval, misses; a
+    dash where nothing is asked."""
     met = False
+    if not {"limit", "limit_seconds"} & set(entry):
+        return "–"
     if "limit_seconds" in entry:
         text = f"≤ {microseconds(entry['limit_seconds'])} µs"
     else:
@@ -110,6 +113,11 @@ _LIMIT = _Column("limit", _limit)
 _REPORTED = _Column("reported, µs", _reported)
 _TWO = (_time("first", "a_seconds"), _time("second", "b_seconds"), _RATIO)
 _AGAINST_PEER = (_time("{peer}", "a_seconds"), _time("mqa", "b_seconds"), _RATIO)
+_READING = (
+    _Column("KV, TB/s", lambda entry, report: f"{entry['read_rate'] / 1e12:.2f}"),
+    _Column("of reading", lambda entry, report: f"{entry['share_of_read']:.0%}"),
+)
+_PORTABLE = (_time("sm90", "a_seconds"), _time("portable", "b_seconds"), _RATIO)
 _COLUMNS: dict[str, tuple[_Column, ...]] = {
     "main": (*_AGAINST_PEER, _CLOCKS, _TFLOPS, _FLOOR, _PRODUCT),
     "variants": _TWO,
@@ -147,8 +155,15 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
     "paged": (
         *_AGAINST_PEER,
         _LIMIT,
-        _Column("KV, TB/s", lambda entry, report: f"{entry['read_rate'] / 1e12:.2f}"),
-        _Column("of reading", lambda entry, report: f"{entry['share_of_read']:.0%}"),
+        *_READING,
+    ),
+    "portable dense": (*_PORTABLE, _LIMIT, _CLOCKS, _TFLOPS),
+    "portable paged": (*_PORTABLE, *_READING),
+    "portable fallback": (
+        _time("reference", "a_seconds"),
+        _time("portable", "b_seconds"),
+        _RATIO,
+        _LIMIT,
     ),
     "complete": (
         _time("uncleaned", "a_seconds"),

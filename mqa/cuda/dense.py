@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mqa import devices
-from mqa.cuda.operands import q_nulls, q_scalars, row_bytes, strides
+from mqa.cuda.operands import byte_stride, q_nulls, q_scalars, row_bytes, scale_bytes, strides
 from mqa.cuda.plan import Plan, Scalar, Struct
 from mqa.validate import DenseCall
 
 
 @dataclass(frozen=True, slots=True)
 class DenseFacts:
-    """All that a dense launch depends on, addresses and values aside. Strides in elements."""
+    """All that a dense launch depends on, addresses and values aside. Strides in elements, those of
+    q and k in bytes."""
 
     rows: int
     tokens: int
@@ -48,8 +49,9 @@ def dense_arguments(facts: DenseFacts, q_pointers: tuple[str, ...]) -> Struct:
     """DenseArguments, field by field. `q_pointers`: names of q and its scales if the kernel reads
     them itself, empty for one of them that it does not, nothing for both."""
     schedule = "schedule" if facts.scheduled else ""
+    kv_scale = "kv_scale" if scale_bytes(facts.elements) else ""
     return Struct(
-        ("kv_scale", "w", "start", "end", schedule, "out", *q_pointers),
+        (kv_scale, "w", "start", "end", schedule, "out", *q_pointers),
         (
             *q_nulls(q_pointers),
             Scalar("k_scale_stride", "q", facts.k_scale_stride),
@@ -88,8 +90,11 @@ def dense_facts(call: DenseCall, out: Tensor, elements: str = "Fp8") -> DenseFac
         parts=problem.sms or devices.get_num_sms(out.device),
         scheduled=schedule is not None,
         # The stride of a dimension of size 1 means nothing, and may be anything.
-        q_strides=(call.q.stride(1), call.q.stride(0) if problem.S > 1 else problem.H * row),
-        k_stride=call.k.stride(0) if problem.N > 1 else row,
+        q_strides=(
+            byte_stride(call.q, 1),
+            byte_stride(call.q, 0) if problem.S > 1 else problem.H * row,
+        ),
+        k_stride=byte_stride(call.k, 0) if problem.N > 1 else row,
         k_scale_stride=0 if call.kv_scale is None else call.kv_scale.stride(0),
         weights_strides=strides(call.weights),
         schedule_strides=(0, 0) if schedule is None else strides(schedule),

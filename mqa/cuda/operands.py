@@ -37,6 +37,10 @@ def strides(tensor: Tensor) -> tuple[int, int]:
     return first, second
 
 
+def byte_stride(tensor: Tensor, dimension: int) -> int:
+    return tensor.stride(dimension) * tensor.element_size()
+
+
 def q_nulls(q_pointers: tuple[str, ...]) -> tuple[Scalar, ...]:
     """Where a kernel reads neither q nor its scales by a pointer, its struct has two null ones."""
     return () if q_pointers else (Scalar("q", "p", 0), Scalar("q_scale", "p", 0))

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mqa import devices
-from mqa.cuda.operands import q_nulls, q_scalars, row_bytes, strides
+from mqa.cuda.operands import byte_stride, q_nulls, q_scalars, row_bytes, scale_bytes, strides
 from mqa.cuda.plan import Plan, Scalar, Struct, divisor
-from mqa.formats.kv_cache import SCALE_BYTES
 from mqa.reference.schedule import GROUP
 from mqa.validate import PagedCall
 
@@ -28,7 +27,8 @@ def groups_of_request(next_n: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PagedFacts:
-    """All that a paged launch depends on, addresses and values aside. Strides in elements."""
+    """All that a paged launch depends on, addresses and values aside. Strides in elements, those of
+    q and pages in bytes."""
 
     requests: int
     next_n: int
@@ -129,9 +129,14 @@ def paged_facts(call: PagedCall, out: Tensor, elements: str = "Fp8") -> PagedFac
         varlen=problem.varlen,
         parts=problem.sms or devices.get_num_sms(out.device),
         scheduled=schedule is not None,
-        q_strides=(call.q.stride(2), call.q.stride(dimension) if rows > 1 else problem.H * row),
+        q_strides=(
+            byte_stride(call.q, 2),
+            byte_stride(call.q, dimension) if rows > 1 else problem.H * row,
+        ),
         page_stride=(
-            call.kv_cache.stride(0) if problem.blocks > 1 else problem.P * (row + SCALE_BYTES)
+            byte_stride(call.kv_cache, 0)
+            if problem.blocks > 1
+            else problem.P * (row + scale_bytes(elements))
         ),
         weights_strides=strides(call.weights),
         lens_strides=(lens.stride(0), lens.stride(1) if lens.dim() == 2 else 0),

@@ -182,8 +182,8 @@ class Reordered:
     """A model whose kernels take the dims of a dot in another order, steps of 16 after each other.
 
     A row of `bits`-bit elements is shared out to four threads, 16 bytes at a time (less where it is
-    shorter than 64). A step takes four elements of each thread: a 4-byte word of 8-bit ones, of
-    eight 4-bit ones first 0, 4, 1, 5, then 2, 6, 3, 7.
+    shorter than 64). A step takes four elements of each thread: two words of 16-bit ones, one
+    of 8-bit ones, of eight 4-bit ones first 0, 4, 1, 5, then 2, 6, 3, 7.
     """
 
     model: FusedTruncating
@@ -199,12 +199,12 @@ class Reordered:
 
     def _order(self, dims: int) -> list[int]:
         chunk = min(16, dims * self.bits // 32)
-        halves, words = dims * self.bits // 32 // chunk, chunk // 4
-        in_word = ((0, 1, 2, 3),) if self.bits == 8 else ((0, 4, 1, 5), (2, 6, 3, 7))
+        parts, words = dims * self.bits // 32 // chunk, chunk // 4
+        in_word = ((0, 4, 1, 5), (2, 6, 3, 7)) if self.bits == 4 else ((0, 1, 2, 3),)
         return [
-            ((half * 4 + thread) * chunk + word * 4) * 8 // self.bits + element
-            for half in range(halves)
-            for word in range(words)
+            ((part * 4 + thread) * chunk + word * 4) * 8 // self.bits + element
+            for part in range(parts)
+            for word in range(0, words, max(self.bits // 8, 1))
             for elements in in_word
             for thread in range(4)
             for element in elements
@@ -252,6 +252,8 @@ HOPPER_E4M3_IN_BF16 = Reordered(HOPPER_BF16, 8)
 """E4M3, scaled or not, that the `sm90` backends convert to bfloat16."""
 HOPPER_E2M1_IN_BF16 = Reordered(HOPPER_BF16, 4)
 """E2M1 with block scales, converted likewise."""
+HOPPER_BF16_IN_CHUNKS = Reordered(HOPPER_BF16, 16)
+"""bfloat16 as the `sm90` backend takes it from memory."""
 BLACKWELL_F16 = FusedTruncating(bits=25, k=16, min_exponent=-14)
 """float16 `tcgen05.mma`; like all models of Blackwell as published (MMA-Sim), not confirmed."""
 BLACKWELL_BF16 = FusedTruncating(bits=25, k=16, min_exponent=-126)

@@ -89,13 +89,17 @@ def in_pages(case: Case, P: int, next_n: int) -> dict[str, Any]:
     columns = -(-tokens // P)
     generator = torch.Generator().manual_seed(P + next_n)
     order = torch.randperm(columns + 3, generator=generator)[:columns].to(case.device)
-    codes = torch.full((columns + 3, P, dim), 0x7F, dtype=torch.uint8, device=case.device)
-    kind = t["kv_scale"].dtype
-    unused = torch.nan if kind.is_floating_point else -1  # NaN too: bytes of 0xFF
-    scales = torch.full((columns + 3, P), unused, dtype=kind, device=case.device)
+    plain = "kv_scale" not in t
+    kind, nan = (torch.uint8, 0x7F) if not plain else (torch.bfloat16, torch.nan)
+    codes = torch.full((columns + 3, P, dim), nan, dtype=kind, device=case.device)
     token = torch.arange(tokens, device=case.device)
     at = order[token // P], token % P
-    codes[at], scales[at] = t["kv"].view(torch.uint8), t["kv_scale"]
+    codes[at], scales = t["kv"].view(kind), None
+    if not plain:
+        kind = t["kv_scale"].dtype
+        unused = torch.nan if kind.is_floating_point else -1  # NaN too: bytes of 0xFF
+        scales = torch.full((columns + 3, P), unused, dtype=kind, device=case.device)
+        scales[at] = t["kv_scale"]
     B = t["w"].shape[0] // next_n
     q, *q_scale = (t[name].unflatten(0, (B, next_n)) for name in ("q", "q_scale") if name in t)
     return {

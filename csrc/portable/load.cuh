@@ -34,32 +34,12 @@ struct Load {
                                                uint32_t first,
                                                uint32_t end,
                                                Storage& shared) {
-    const int lane = threadIdx.x % kWarpSize;
     const int bytes = Source::copy_bytes(args);
-    if (Source::in_line(args)) {
-      const Line line = Source::line(args, chunk, first, end);
-      if (bytes == 16 && line.count == kTokens) {
-        copy_line(line, shared);
-      } else {
-        copy(args, bytes, shared, [&](int row, int) {
-          return row < line.count ? line.key + row * line.key_stride : nullptr;
-        });
-        if constexpr (Format::kScaled)
-          copy_scales(args, shared, [&](int row) {
-            return row < line.count ? line.scale + row * line.scale_stride : nullptr;
-          });
-      }
-    } else {
-      copy(args, bytes, shared, [&](int row, int step) {
-        // The row's address is known to the lane whose token it is.
-        const uint32_t token = first + step / kPieces * kWarpSize + lane;
-        const uint64_t key = reinterpret_cast<uint64_t>(Source::place(args, keys, token, end).key);
-        return reinterpret_cast<const unsigned char*>(__shfl_sync(kAllLanes, key, row % kWarpSize));
-      });
-      if constexpr (Format::kScaled)
-        copy_scales(args, shared,
-                    [&](int row) { return Source::place(args, keys, first + row, end).scale; });
-    }
+    const Line line = Source::line(args, chunk, first);
+    if (bytes == 16 && Source::in_line(args) && line.key != nullptr && end - first >= kTokens)
+      copy_line(line, shared);
+    else
+      copy_any(args, bytes, keys, first, end, shared);
     ptx::cp_async_commit_group();
   }
 
@@ -83,54 +63,49 @@ struct Load {
     }
   }
 
-  // All rows, whose addresses `address_of` tells, with the step that they are copied in.
-  template <typename AddressOf>
-  static __device__ __forceinline__ void copy(const Arguments& args,
-                                              int bytes,
-                                              Storage& shared,
-                                              AddressOf address_of) {
-    unsigned char* target = shared.k[threadIdx.x / kWarpSize];
-    if (bytes == 16) {
+  // Any chunk, token by token.
+  static __device__ __forceinline__ void copy_any(const Arguments& args,
+                                                  int bytes,
+                                                  const typename Source::Keys& keys,
+                                                  uint32_t first,
+                                                  uint32_t end,
+                                                  Storage& shared) {
+    const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
 #pragma unroll 1
-      for (int step = 0; step < kTokens / kRowsAtOnce; step++)
-        copy_step<16>(args, target, address_of, step);
-    } else if (bytes == 4) {
+    for (int token = lane; token < kTokens; token += kWarpSize) {
+      const Place place = Source::place(args, keys, first + token, end);
+      // Rows are copied by several lanes, whose address the one knows whose token it is.
 #pragma unroll 1
-      for (int step = 0; step < kTokens / kRowsAtOnce; step++)
-        copy_step<4>(args, target, address_of, step);
-    } else {
-#pragma unroll 1
-      for (int step = 0; step < kTokens / kRowsAtOnce; step++)
-        copy_step<1>(args, target, address_of, step);
+      for (int row = lane / kPieces; row < kWarpSize; row += kRowsAtOnce) {
+        const uint64_t key = __shfl_sync(kAllLanes, reinterpret_cast<uint64_t>(place.key), row);
+        copy_piece(args, bytes, reinterpret_cast<const unsigned char*>(key),
+                   shared.k[warp] + swizzled<kRowBytes>(token - lane + row, lane % kPieces));
+      }
+      if constexpr (Format::kScaled) copy_scale(args, place.scale, &shared.scales[warp][token]);
     }
   }
 
-  // A piece of 16 bytes for each lane.
-  template <int kBytes, typename AddressOf>
-  static __device__ __forceinline__ void copy_step(const Arguments& args,
-                                                   unsigned char* target,
-                                                   AddressOf address_of,
-                                                   int step) {
-    const int lane = threadIdx.x % kWarpSize, piece = lane % kPieces;
-    const int row = step * kRowsAtOnce + lane / kPieces;
-    const unsigned char* from = address_of(row, step);
-    const bool exists = from != nullptr;
-    if (!exists) from = Source::anywhere(args);
-    unsigned char* to = target + swizzled<kRowBytes>(row, piece);
-    if constexpr (kBytes == 1) {
+  // A lane's piece of a row, of zeros if there is none.
+  static __device__ __forceinline__ void copy_piece(const Arguments& args,
+                                                    int bytes,
+                                                    const unsigned char* row,
+                                                    unsigned char* to) {
+    const int piece = threadIdx.x % kPieces;
+    const bool exists = row != nullptr;
+    if (bytes == 0) {
       uint4 loaded{};
-      if (exists) loaded = gather(from, piece, Source::dim_stride(args));
+      if (exists) loaded = gather(row, piece, Source::dim_stride(args));
       *reinterpret_cast<uint4*>(to) = loaded;
+      return;
+    }
+    const unsigned char* from = exists ? row + piece * 16 : Source::anywhere(args);
+    const uint32_t target = ptx::shared_address(to);
+    if (bytes == 16) {
+      ptx::cp_async_16(target, from, exists ? 16 : 0);
     } else {
-      const unsigned char* source = exists ? from + piece * 16 : from;
 #pragma unroll
-      for (int at = 0; at < 16; at += kBytes) {
-        const uint32_t address = ptx::shared_address(to) + at;
-        if constexpr (kBytes == 16)
-          ptx::cp_async_16(address, source, exists ? 16 : 0);
-        else
-          ptx::cp_async_4(address, exists ? source + at : source, exists ? 4 : 0);
-      }
+      for (int at = 0; at < 16; at += 4)
+        ptx::cp_async_4(target + at, exists ? from + at : from, exists ? 4 : 0);
     }
   }
 
@@ -152,22 +127,15 @@ struct Load {
     return {words[0], words[1], words[2], words[3]};
   }
 
-  // All scales, whose addresses `address_of` tells.
-  template <typename AddressOf>
-  static __device__ __forceinline__ void copy_scales(const Arguments& args,
-                                                     Storage& shared,
-                                                     AddressOf address_of) {
-#pragma unroll 1
-    for (int token = threadIdx.x % kWarpSize; token < kTokens; token += kWarpSize) {
-      const unsigned char* from = address_of(token);
-      const bool exists = from != nullptr;
-      uint32_t* to = &shared.scales[threadIdx.x / kWarpSize][token];
-      if (reinterpret_cast<uint64_t>(from) % 4 == 0) {
-        ptx::cp_async_4(ptx::shared_address(to), exists ? from : aligned(Source::anywhere(args)),
-                        exists ? 4 : 0);
-      } else {
-        *to = from[0] | from[1] << 8 | from[2] << 16 | static_cast<uint32_t>(from[3]) << 24;
-      }
+  static __device__ __forceinline__ void copy_scale(const Arguments& args,
+                                                    const unsigned char* from,
+                                                    uint32_t* to) {
+    const bool exists = from != nullptr;
+    if (reinterpret_cast<uint64_t>(from) % 4 == 0) {
+      ptx::cp_async_4(ptx::shared_address(to), exists ? from : aligned(Source::anywhere(args)),
+                      exists ? 4 : 0);
+    } else {
+      *to = from[0] | from[1] << 8 | from[2] << 16 | static_cast<uint32_t>(from[3]) << 24;
     }
   }
 

@@ -22,7 +22,6 @@ struct Line {
   const unsigned char* scale;
   int64_t key_stride;
   int64_t scale_stride;
-  int count;
 };
 
 // Dense calls with any number of heads: groups of max(1, 512 / heads) rows, cut into blocks.
@@ -123,21 +122,23 @@ struct Dense {
     __device__ __forceinline__ Chunk(const Arguments&, const Keys&, uint32_t, uint32_t) {}
   };
 
-  // Of the chunk's tokens, [first, end) as far as it reaches.
-  static __device__ __forceinline__ Line line(const Arguments& args,
-                                              const Chunk&,
-                                              uint32_t first,
-                                              uint32_t end) {
-    const int64_t token = first;
-    return {args.k + token * args.k_row_stride,
-            reinterpret_cast<const unsigned char*>(args.k_scale + token * args.k_scale_stride),
-            args.k_row_stride, args.k_scale_stride * 4,
-            static_cast<int>(min(end - first, uint32_t{kTokens}))};
+  // Of the tokens from `first` on.
+  static __device__ __forceinline__ Line line(const Arguments& args, const Chunk&, uint32_t first) {
+    const Place place = of_token(args, first);
+    return {place.key, place.scale, args.k_row_stride, args.k_scale_stride * 4};
   }
 
-  // Where not all are in line: of one token.
-  static __device__ __forceinline__ Place place(const Arguments&, const Keys&, uint32_t, uint32_t) {
-    return {};
+  static __device__ __forceinline__ Place place(const Arguments& args,
+                                                const Keys&,
+                                                uint32_t token,
+                                                uint32_t end) {
+    if (token >= end) return {};
+    return of_token(args, token);
+  }
+
+  static __device__ __forceinline__ Place of_token(const Arguments& args, int64_t token) {
+    return {args.k + token * args.k_row_stride,
+            reinterpret_cast<const unsigned char*>(args.k_scale + token * args.k_scale_stride)};
   }
 };
 
@@ -221,11 +222,9 @@ struct Paged : score::Paged<Tiling> {
 
   static __device__ __forceinline__ Line line(const Arguments& args,
                                               const Chunk& chunk,
-                                              uint32_t first,
-                                              uint32_t end) {
+                                              uint32_t first) {
     const Place place = of_page(args, chunk.page, first);
-    const int count = min(end - first, uint32_t{kTokens});
-    return {place.key, place.scale, Tiling::kRowBytes, 4, place.key == nullptr ? 0 : count};
+    return {place.key, place.scale, Tiling::kRowBytes, 4};
   }
 
   static __device__ __forceinline__ Place place(const Arguments& args,

@@ -59,6 +59,7 @@ struct Dense {
   static constexpr int kGroup = kScheduleColumns / Tiling::kHeads;
   static constexpr int kParts = ceil_div(kGroup, kBlock);
   static constexpr auto kRowBytes = Tiling::kRowBytes;
+  static constexpr auto kPanelBytes = Tiling::kPanelBytes;
   static constexpr auto kStageRows = Tiling::kStageRows;
 
   // A block's part of a CTA's range.
@@ -160,6 +161,7 @@ struct Dense {
   // Whether scales come by bulk copies, which want contiguous, 16-byte-aligned memory. Pieces start
   // at multiples of 4 tokens.
   static __device__ __forceinline__ bool bulk_scales(const Arguments& args) {
+    if constexpr (!Tiling::kKeyScales) return true;
     return args.k_scale_stride == 1 && reinterpret_cast<uint64_t>(args.k_scale) % 16 == 0;
   }
 
@@ -200,16 +202,19 @@ struct Dense {
                                                     int stage,
                                                     Storage& shared) {
     // Bulk copies move 4 scales or more; the last ones of a ragged end come by hand.
-    const int count = bulk ? min(kStageRows, args.tokens - token) : 0;
+    const int count = Tiling::kKeyScales && bulk ? min(kStageRows, args.tokens - token) : 0;
 #pragma unroll 1
     for (int row = count / 4 * 4; row < count; row++)
       shared.k_scale[stage][row] = args.k_scale[token + row];
     if (count % 4 != 0) ptx::fence_proxy_async_shared();  // bulk copies will write here again
     ptx::mbarrier_arrive_expect_tx(k_full, Tiling::kKBytes + count / 4 * 16);
 #pragma unroll
-    for (int row = 0; row < kStageRows; row += Tiling::kBoxRows)
-      ptx::cp_async_bulk_tensor_2d_load(ptx::shared_address(shared.k[stage]) + row * kRowBytes,
-                                        &k_map, 0, token + row, k_full);
+    for (int first = 0; first < kRowBytes; first += kPanelBytes)
+#pragma unroll
+      for (int row = 0; row < kStageRows; row += Tiling::kBoxRows)
+        ptx::cp_async_bulk_tensor_2d_load(ptx::shared_address(shared.k[stage]) +
+                                              first * kStageRows + row * kPanelBytes,
+                                          &k_map, first, token + row, k_full);
     if (count >= 4)
       ptx::cp_async_bulk_load(ptx::shared_address(shared.k_scale[stage]), args.k_scale + token,
                               count / 4 * 16, k_full);

@@ -69,6 +69,8 @@ struct Paged {
   static constexpr int kAutoSplit = kScheduleSplit;  // tokens of a task where no schedule is given
   static constexpr auto kBlock = Tiling::kBlock;
   static constexpr auto kRowBytes = Tiling::kRowBytes;
+  static constexpr auto kPanelBytes = Tiling::kPanelBytes;
+  static constexpr int kScaleBytes = Tiling::kKeyScales ? 4 : 0;  // of a key
   static constexpr auto kStageRows = Tiling::kStageRows;
   // Blocks of a group, which may have more rows than a block.
   static constexpr int kParts =
@@ -81,7 +83,7 @@ struct Paged {
   // memory for itself.
   static constexpr bool kPaced = Tiling::kPaced;
   static constexpr uint32_t kPacedFrom = 256, kPacedTo = 1536, kPacedMost = 4096;
-  static constexpr uint32_t kPace = kStageRows * (kRowBytes + 4) / 25;  // clocks a stage
+  static constexpr uint32_t kPace = kStageRows * (kRowBytes + kScaleBytes) / 25;  // clocks a stage
 
   // A block's part of a CTA's range.
   struct Task {
@@ -325,14 +327,17 @@ struct Paged {
         if (kPaced && task.length <= kPacedMost && done + row >= kPacedFrom &&
             done + row < kPacedTo)
           last = wait_since(last, kPace);
-        ptx::mbarrier_arrive_expect_tx(k_full, Tiling::kKBytes + kStageRows * 4);
+        ptx::mbarrier_arrive_expect_tx(k_full, Tiling::kKBytes + kStageRows * kScaleBytes);
       }
       const Page page = shared.pages[row >> page_shift];
-      ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.k[ring.stage]) +
-                                            of_stage * kRowBytes,
-                                        &k_map, 0, of_page, page.number, k_full, policy);
-      ptx::cp_async_bulk_load(ptx::shared_address(&shared.k_scale[ring.stage][of_stage]),
-                              page.scales + of_page * 4, rows * 4, k_full, policy);
+#pragma unroll
+      for (int first = 0; first < kRowBytes; first += kPanelBytes)
+        ptx::cp_async_bulk_tensor_3d_load(ptx::shared_address(shared.k[ring.stage]) +
+                                              first * kStageRows + of_stage * kPanelBytes,
+                                          &k_map, first, of_page, page.number, k_full, policy);
+      if constexpr (Tiling::kKeyScales)
+        ptx::cp_async_bulk_load(ptx::shared_address(&shared.k_scale[ring.stage][of_stage]),
+                                page.scales + of_page * 4, rows * 4, k_full, policy);
       row += rows;
       if (row % kStageRows == 0) ring.advance();
     }

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from mqa.cuda.dense import DenseFacts, dense_arguments
 from mqa.cuda.gpu import Gpu
 from mqa.cuda.metadata import METADATA
-from mqa.cuda.operands import CXX, ELEMENTS, HEAD_DIMS, HEADS, MX_DIMS
+from mqa.cuda.operands import CXX, ELEMENTS, HEAD_DIMS, HEADS, MX_DIMS, scale_bytes
 from mqa.cuda.paged import PagedFacts
 from mqa.cuda.plan import WARP, Kernel, Plan
 from mqa.cuda.sm90_paged import paged_kernels, paged_plan
@@ -24,7 +24,7 @@ from mqa.cuda.sm90_tiles import (
     shared_parts,
 )
 from mqa.cuda.tensor_map import TensorMap
-from mqa.problem import LOGITS_DTYPES, QUANTIZED_FORMATS, Format
+from mqa.problem import LOGITS_DTYPES, Format
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def dense_plan(facts: DenseFacts) -> Plan:
     row = t.row_bytes
     k_shape, k_stride = (row, max(facts.tokens, 1)), facts.k_stride if facts.tokens else row
     q = TensorMap("q", "UINT8", 1, q_shape, facts.q_strides, q_box, swizzle=dim)
-    k_box = (row, min(t.stage_rows, 256))
+    k_box = (t.panel_bytes, min(t.stage_rows, 256))
     k = TensorMap("kv", "UINT8", 1, k_shape, (k_stride,), k_box, swizzle=k_swizzle(t))
     maps = (k,) if t.converted else (q, k)
     return Plan(
@@ -72,7 +72,7 @@ def dense_plan(facts: DenseFacts) -> Plan:
         maps=maps,
         struct=dense_arguments(facts, t.q_pointers),
         # 1 arrival, and the scales' bytes too, where these come in bulk.
-        barriers=barriers(t, 1 + WARP, t.k_bytes),
+        barriers=barriers(t, 1 + WARP if scale_bytes(t.elements) else 1, t.k_bytes),
         roles=ROLES,
         parts=shared_parts(t),
     )
@@ -110,7 +110,7 @@ def kernels(*, every: bool = False) -> tuple[Kernel, ...]:
 
 
 def _kernels_of(elements: str, *, every: bool) -> Iterator[Kernel]:
-    dims = HEAD_DIMS if elements in ("Fp8", "Fp8Accurate") else MX_DIMS
+    dims = MX_DIMS if elements.startswith("Mx") else HEAD_DIMS
     kind = (*ACCUMULATORS,).index(elements)
     for h, d, logits in itertools.product(HEADS, dims, LOGITS_DTYPES):
         facts = (h, d, logits, elements)
@@ -134,8 +134,9 @@ ACCUMULATORS = {
     "Mxfp8": "HOPPER_E4M3_IN_BF16",
     "Mxfp4": "HOPPER_E2M1_IN_BF16",
     "Fp8Accurate": "HOPPER_E4M3_IN_BF16",
+    "Bf16": "HOPPER_BF16_IN_CHUNKS",
 }
 """How each kind of elements is summed: a name in `mqa.testing.accumulators`."""
-SM90 = Hopper("sm90", {format: ELEMENTS[format] for format in QUANTIZED_FORMATS}, by_default=True)
+SM90 = Hopper("sm90", ELEMENTS, by_default=True)
 SM90_ACCURATE = Hopper("sm90-accurate", {"fp8": "Fp8Accurate"}, by_default=False)
 """FP8 by way of bfloat16, whose sums keep float32's bits: for validation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 
-from mqa.cuda.operands import CXX
+from mqa.cuda.operands import CXX, scale_bytes
 from mqa.cuda.paged import PagedFacts, paged_arguments
 from mqa.cuda.plan import Kernel, Plan
 from mqa.cuda.sm90_tiles import (
@@ -19,7 +19,6 @@ from mqa.cuda.sm90_tiles import (
     shared_parts,
 )
 from mqa.cuda.tensor_map import TensorMap
-from mqa.formats.kv_cache import SCALE_BYTES
 from mqa.reference.schedule import GROUP
 
 
@@ -58,7 +57,7 @@ def paged_plan(facts: PagedFacts) -> Plan:
     # Of no pages nothing is loaded, but a map has no empty dimension.
     k_shape = (t.row_bytes, facts.page_rows, max(facts.pages, 1))
     k_strides = (t.row_bytes, facts.page_stride)
-    k_box = (t.row_bytes, min(facts.page_rows, t.stage_rows), 1)
+    k_box = (t.panel_bytes, min(facts.page_rows, t.stage_rows), 1)
     q_box = (dim, heads, t.q_box_rows)
     q = TensorMap("q", "UINT8", 1, (dim, heads, rows), facts.q_strides, q_box, dim)
     k = TensorMap("cache", "UINT8", 1, k_shape, k_strides, k_box, k_swizzle(t))
@@ -69,7 +68,7 @@ def paged_plan(facts: PagedFacts) -> Plan:
         shared_bytes=t.shared_bytes,
         maps=(k,) if t.converted else (q, k),
         struct=paged_arguments(facts, t.q_pointers),
-        barriers=barriers(t, 1, t.k_bytes + t.stage_rows * SCALE_BYTES),
+        barriers=barriers(t, 1, t.k_bytes + t.stage_rows * scale_bytes(t.elements)),
         roles=ROLES,
         parts=shared_parts(t),
     )

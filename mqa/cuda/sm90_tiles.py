@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from mqa.cuda.operands import row_bytes
+from mqa.cuda.operands import row_bytes, scale_bytes
 from mqa.cuda.plan import MAX_SHARED_BYTES, WARP, Barrier, SharedPart
 from mqa.cuda.storage import (
     FILL_BYTES,
@@ -52,7 +52,7 @@ class Tiles:
 
     @property
     def converted(self) -> bool:
-        """Whether keys and queries become bfloat16."""
+        """Whether keys and queries reach the tensor cores as bfloat16."""
         return self.elements != "Fp8"
 
     @property
@@ -69,6 +69,16 @@ class Tiles:
     def row_bytes(self) -> int:
         """Of a key."""
         return row_bytes(self.elements, self.dim)
+
+    @property
+    def panel_bytes(self) -> int:
+        """What one copy brings of a key: longer rows lie in two panels."""
+        return min(self.row_bytes, 128)
+
+    @property
+    def scale_rows(self) -> int:
+        """Places for scales of keys, in a stage."""
+        return self.stage_rows if scale_bytes(self.elements) else 1
 
     @property
     def q_bytes(self) -> int:
@@ -104,7 +114,7 @@ def _storage(t: Tiles) -> tuple[Member, ...]:
             ("fill", FILL_BYTES, 1, 128),
             ("pages", 16, WARP, 16),
             ("weights", t.columns * 4, 2, 4),
-            ("k_scale", t.stage_rows * 4, t.stages, 4),
+            ("k_scale", t.scale_rows * 4, t.stages, 4),
             ("rows", t.block * 16, 2, 16),
             ("piece", 20, 2, 4),
             ("columns", t.sets * 16, 2, 16),
@@ -121,7 +131,7 @@ def shared_parts(t: Tiles) -> tuple[SharedPart, ...]:
 
 def k_swizzle(t: Tiles) -> int:
     """Keys that are converted lie swizzled only where their rows take every bank."""
-    return t.row_bytes if t.row_bytes == 128 or not t.converted else 0
+    return t.panel_bytes if t.panel_bytes == 128 or not t.converted else 0
 
 
 @functools.cache
@@ -139,6 +149,8 @@ def barriers(t: Tiles, k_arrivals: int, k_bytes: int) -> tuple[Barrier, ...]:
 def in_turn(heads: int, dim: int, columns: int, elements: str) -> Tiles:
     """Tiles of many small stages, each the work of one or two math warpgroups."""
     rows = 128 if dim == 128 or elements == "Fp8" else 256
+    if elements == "Bf16":
+        rows = 16384 // row_bytes(elements, dim)
     most = 20
     if elements == "Fp8" and columns == 64 and dim == 128:
         # One tile a stage, and not more than memory needs: SMs that have more keys on their way

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-ACCURATE = "sm90-accurate"
+ACCURATE, HOPPER_ONLY = "sm90-accurate", ("sm90-accurate", " bf16 ")
+"""A backend, and words of paths that only Hopper has."""
 MANY, FEW = "S=20 N=700", "S=2 N=700"
 DENSE = (
     *(f"{MANY} H={H} D=64 windows=random" for H in (8, 16, 32, 64, 128)),
@@ -58,6 +59,14 @@ CONVERTED_PAGED = (
     *(f"B=2 next_n={n} lens=random H=64 D=128 P=64 sms=1 L=3000" for n in (1, 2)),
 )
 MX_DENSE = ("S=5 N=301 H=16 D=64 q_stride=2080 q_scale_stride=19 kv_scale_off=4 windows=random",)
+BF16_DENSE = (
+    "S=5 N=301 H=16 D=32 q_stride=640x40 kv_stride=40 out=bfloat16 out_off=2 windows=random",
+    "S=10 N=400 H=128 D=128 M=333 kv_stride=136 windows=random",
+)
+BF16_PAGED = (
+    "B=9 next_n=1 varlen=1 H=32 D=128 P=8 lens=random cache_stride=1032",
+    "B=2 next_n=9 H=8 D=32 P=64 clean=1 lens=ramp",
+)
 MX_PAGED = (
     "B=9 next_n=1 varlen=1 H=32 D=128 P=8 lens=random q_scale_off=4 cache_stride=1088",
     "B=9 next_n=1 H=128 D=64 P=64 clean=1 lens=random",
@@ -81,6 +90,7 @@ PATHS = (
     *converted("fp8", DENSE, PAGED),
     *converted("mxfp8", CONVERTED_DENSE + MX_DENSE, CONVERTED_PAGED + MX_PAGED),
     *converted("mxfp4", CONVERTED_DENSE + MX_DENSE, CONVERTED_PAGED + MX_PAGED),
+    *converted("bf16", CONVERTED_DENSE + BF16_DENSE, CONVERTED_PAGED + BF16_PAGED),
     *(f"{ACCURATE} {path}" for path in converted("fp8", CONVERTED_DENSE, CONVERTED_PAGED)),
 )
 """Problems, behind the name of the backend where that is not the GPU's first one."""

@@ -25,6 +25,7 @@ import mqa
 from mqa.backends import BACKENDS, Backend
 from mqa.cuda import driver
 from mqa.cuda.gpu import Gpu
+from mqa.emulator.backend import SM90_EMULATED
 from mqa.problem import Format, PagedProblem, Problem, parse
 from mqa.testing import (
     Accumulator,
@@ -179,7 +180,7 @@ def _dense_arguments(case: Case, rows: slice) -> dict[str, Any]:
     t = case.tensors
     return {
         "q": _query(case, rows),
-        "kv": (t["kv"], t["kv_scale"]),
+        "kv": (t["kv"], t.get("kv_scale")),
         "weights": t["w"][rows],
         "cu_seq_len_k_start": t["start"][rows],
         "cu_seq_len_k_end": t["end"][rows],
@@ -235,6 +236,16 @@ def sm90(no_host_reads: Guard) -> Harness:
     """The backend of this GPU: what holds on Hopper has to hold on Blackwell too."""
     major, _ = torch.cuda.get_device_capability(DEVICE)
     return _harness(BACKENDS_OF.get(major, "sm90"), no_host_reads)
+
+
+@pytest.fixture(scope="session", params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def bf16(request: pytest.FixtureRequest) -> Harness:
+    """Hopper's kernels, which alone take keys in bfloat16, on a GPU and emulated."""
+    if request.param == "gpu":
+        return _harness("sm90", request.getfixturevalue("no_host_reads"))
+    if (missing := SM90_EMULATED.unusable_here()) is not None:
+        pytest.skip(missing)
+    return Harness(SM90_EMULATED, torch.device("cpu"), contextlib.nullcontext)
 
 
 @pytest.fixture(scope="session")

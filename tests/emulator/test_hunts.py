@@ -29,6 +29,8 @@ HOPPER = {
     "dense_mxfp8_64_64": "dense mxfp8 S=5 N=70 H=64 D=64 regime=exact windows=random",
     "paged_mxfp4_32_128": "paged mxfp4 B=2 next_n=1 H=32 D=128 P=32 blocks=12 columns=4 L=120 "
     "regime=exact lens=random",
+    "paged_bf16_64_128": "paged bf16 B=2 next_n=1 H=64 D=128 P=32 blocks=12 columns=4 L=120 "
+    "regime=exact lens=random",
 }
 HOPPER_OTHERS = {
     "dense_fp8_8_32": "dense fp8 S=70 N=600 H=8 D=32 sms=3 regime=exact windows=random",
@@ -38,6 +40,8 @@ HOPPER_OTHERS = {
     "paged_fp8_32_64_varlen": "paged fp8 B=19 next_n=1 H=32 D=64 P=8 blocks=400 columns=20 L=150 "
     "varlen=1 sms=2 regime=exact lens=random",
     "dense_mxfp4_16_128": "dense mxfp4 S=35 N=300 H=16 D=128 sms=2 regime=exact windows=random",
+    "dense_bf16_64_128": "dense bf16 S=11 N=600 H=64 D=128 sms=2 regime=exact windows=packed",
+    "dense_bf16_8_32": "dense bf16 S=70 N=600 H=8 D=32 sms=2 regime=exact windows=random",
     "dense_accurate_64_128": "dense fp8 S=11 N=300 H=64 D=128 sms=2 regime=exact windows=packed",
 }
 BLACKWELL = {

@@ -40,11 +40,14 @@ EXACT = (
     "dense mxfp4 S=5 N=140 H=32 D=128 out=bfloat16 clean=0 regime=exact",
     "paged mxfp8 B=2 next_n=4 H=16 D=64 P=16 blocks=11 columns=4 L=60 lens_rank=1 regime=exact",
     "paged mxfp4 B=5 next_n=1 H=32 D=128 P=32 blocks=40 columns=3 L=96 varlen=1 regime=exact",
+    "dense bf16 S=5 N=140 H=64 D=128 regime=exact windows=random",
 )
 BOUNDED = (
     "dense fp8 S=5 N=150 H=64 D=128 windows=random",
     "paged fp8 B=2 next_n=2 H=32 D=64 P=64 blocks=6 columns=3 L=180",
     "dense mxfp4 S=3 N=70 H=16 D=64",
+    "dense bf16 S=3 N=70 H=64 D=128",
+    "paged bf16 B=2 next_n=2 H=32 D=32 P=64 blocks=6 columns=3 L=180 seed=3",
 )
 
 

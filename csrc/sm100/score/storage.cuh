@@ -131,6 +131,8 @@ struct Tiling {
   static constexpr bool kPaired = heads <= 32;
   static constexpr int kQBoxRows = kPaired ? 2 : kBlock % 2 == 0 ? kBlock / 2 : kBlock;
   static constexpr int kRowBytes = kDim * Format::kBits / 8;  // of a key
+  static constexpr int kPanelBytes = kRowBytes;               // one copy brings whole keys
+  static constexpr bool kKeyScales = true;
   static constexpr int kQBytes = kBlockColumns * kRowBytes;
   static constexpr int kKBytes = kStageRows * kRowBytes;
   static constexpr int kLogitBytes = sizeof(Logit);

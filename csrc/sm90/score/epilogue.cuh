@@ -32,9 +32,10 @@ struct Epilogue {
 
     // Whether relu of this head is taken as x + |x| = 2 relu(x), with half the weight. That takes
     // another pipe than a maximum does: every other one pays, and all where conversions fill that of
-    // the maximum. NaN and +0 stay, and the product is the same unless the weight is subnormal.
+    // the maximum. NaN and +0 stay, and the product is the same unless the weight is subnormal. Of
+    // -infinity it would make NaN, and bfloat16 has that.
     static __device__ __forceinline__ constexpr bool doubled(int i) {
-      return Tiling::Format::kConverted || i % 2 == 1;
+      return Tiling::Format::kConverted ? !Tiling::Format::kInfinities : i % 2 == 1;
     }
   };
 

@@ -1,5 +1,6 @@
-// Queries of a converted format: from global memory to bfloat16 in shared memory, dims in the order
-// of elements.cuh. A panel holds 64 dims of all columns, rows of 128 bytes, swizzled.
+// Queries of a format that is converted, or bfloat16: from global memory to bfloat16 in shared
+// memory, dims in the order of elements.cuh. A panel holds 64 dims of all columns, rows of 128 bytes,
+// swizzled.
 #pragma once
 
 #include "ptx/control.cuh"
@@ -37,13 +38,13 @@ struct Queries {
       if (Format::kBlockScaled && exists)
         codes = args.q_scale[mine * args.q_scale_row_stride + head * args.q_scale_head_stride];
 #pragma unroll
-      for (int half = 0; half < Row::kHalves; half++) {
+      for (int part = 0; part < Row::kParts; part++) {
         uint32_t words[Row::kWords] = {};
         if (exists)
           load(args.q + mine * args.q_row_stride + head * args.q_head_stride +
-                   (half * 4 + c) * Row::kChunk,
+                   (part * 4 + c) * Row::kChunk,
                words);
-        store(words, typename Format::Scale(Row::code(codes, half, c)), half, at, c, target);
+        store(words, typename Format::Scale(Row::code(codes, part, c)), part, at, c, target);
       }
     }
     ptx::fence_proxy_async_shared();
@@ -64,18 +65,19 @@ struct Queries {
   // Four bytes each to columns 2c and 2c + 8 of every step.
   static __device__ __forceinline__ void store(const uint32_t (&words)[Row::kWords],
                                                const typename Format::Scale& scale,
-                                               int half,
+                                               int part,
                                                int column,
                                                int c,
                                                unsigned char* target) {
 #pragma unroll
-    for (int word = 0; word < Row::kWords; word++)
+    for (int word = 0; word < Row::kWords; word += Format::kWordsOfStep)
 #pragma unroll
       for (int i = 0; i < Format::kStepsOfWord; i++) {
-        Pairs pairs = scale(Format::decode(words[word], i));
+        Pairs pairs = scale(Format::decode(&words[word], i));
         if constexpr (Format::kTwoFactors)
           pairs = {ptx::mul_bf16x2(pairs.low, scale.rest), ptx::mul_bf16x2(pairs.high, scale.rest)};
-        const int step = (half * Row::kWords + word) * Format::kStepsOfWord + i;
+        const int step =
+            (part * Row::kWords + word) / Format::kWordsOfStep * Format::kStepsOfWord + i;
         unsigned char* panel = target + step / 4 * kBlockColumns * 128 + column * 128 + c * 4;
         const int chunk = step % 4 * 2;
         *reinterpret_cast<uint32_t*>(panel + (chunk ^ column % 8) * 16) = pairs.low;

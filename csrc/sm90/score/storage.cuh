@@ -21,14 +21,15 @@ template <int kQBuffers,
           int kSets,
           int kStages,
           int kStageRows,
-          int kRowBytes>
+          int kRowBytes,
+          int kScaleRows>
 struct SharedStorage {
   alignas(1024) unsigned char q[kQBuffers][kQBytes];
   alignas(1024) unsigned char k[kStages][kStageRows * kRowBytes];
   FillStorage fill;
   Page pages[kWarpSize];
   float weights[2][kBlockColumns];
-  float k_scale[kStages][kStageRows];
+  float k_scale[kStages][kScaleRows];
   Row rows[2][kBlock];
   Piece piece[2];
   Columns columns[2][kSets];
@@ -66,6 +67,9 @@ struct Tiling {
   static constexpr int kTurns = Format::kConverted ? kMathGroups : kMathGroups / kSets;
   static constexpr int kReaderWarps = kMathWarps / kTurns;  // of a stage
   static constexpr int kActiveWarps = kMathWarps;
+
+  // Whether keys have scales of any kind.
+  static constexpr bool kKeyScales = Format::kBlockScaled || Format::kKeyScaled;
 
   // Converted queries are read by the threads that multiply them.
   static constexpr bool kScaled = false;  // scales of queries are math's matter
@@ -106,6 +110,8 @@ struct Tiling {
   static constexpr int kQBoxRows = kBlock > 1 ? kBlock / 2 : 1;
   static constexpr int kBoxRows = kStageRows < 256 ? kStageRows : 256;
   static constexpr int kRowBytes = kDim * Format::kBits / 8;  // of a key
+  // What one copy brings of a key: longer rows lie in two panels.
+  static constexpr int kPanelBytes = kRowBytes < 128 ? kRowBytes : 128;
   // Converted queries lie in panels of 64 dims, 128 bytes a column, also where there are fewer.
   static constexpr int kQBytes =
       kBlockColumns * (Format::kConverted ? (kDim < 64 ? 64 : kDim) * 2 : kDim);
@@ -127,7 +133,8 @@ struct Tiling {
                                 kSets,
                                 kStages,
                                 kStageRows,
-                                kRowBytes>;
+                                kRowBytes,
+                                kKeyScales ? kStageRows : 1>;
   using StageRing = Ring<kStages>;
 
   // Registers of a math thread.
@@ -135,10 +142,10 @@ struct Tiling {
     return Format::kConverted ? 104 : paged && kBlockColumns < 128 ? 96 : 112;
   }
 
-  // Which of 8 keys row `i` of 8 rows of products is. Converted rows of 128 bytes come swizzled, and
-  // in this order two rows that are read at once lie in different banks.
+  // Which of 8 keys row `i` of 8 rows of products is. Converted panels of 128 bytes a key come
+  // swizzled, and in this order two rows that are read at once lie in different banks.
   static __device__ __forceinline__ int key_of(int i) {
-    return Format::kConverted && kRowBytes == 128 ? i / 2 | i % 2 << 2 : i;
+    return Format::kConverted && kPanelBytes == 128 ? i / 2 | i % 2 << 2 : i;
   }
 
   // Tokens of a piece's stages, the empty ones included.

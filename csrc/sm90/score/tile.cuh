@@ -1,4 +1,5 @@
-// 64 keys against the columns of a warpgroup: products in FP8, or in bfloat16 after a conversion.
+// 64 keys against the columns of a warpgroup: products in FP8, or in bfloat16, after a conversion
+// where elements are shorter.
 #pragma once
 
 #include "common/logits.cuh"
@@ -60,8 +61,9 @@ struct Fp8Tile : Epilogue<Tiling> {
   }
 };
 
-// Keys are read into registers and become bfloat16 there; queries lie converted in shared memory,
-// their dims in the same order (queries.cuh). A thread's dims of a key come in two portions.
+// Keys are read into registers and become bfloat16 there, if they are not; queries lie converted in
+// shared memory, their dims in the same order (queries.cuh). A thread's dims of a key come in two
+// portions.
 template <typename Tiling>
 struct ConvertedTile : Epilogue<Tiling> {
   using Base = Epilogue<Tiling>;
@@ -77,15 +79,18 @@ struct ConvertedTile : Epilogue<Tiling> {
   static constexpr int kProductsOfSet = Tiling::kColumns / Base::kColumns;
   static constexpr bool kWideRows = Tiling::kHeads > Base::kColumns;  // two products each
   static constexpr int kSteps = Row::kSteps / 2;                      // of a portion
-  static constexpr int kWords = Row::kHalves * Row::kWords / 2;
+  static constexpr int kWords = Row::kParts * Row::kWords / 2;
+  // Parts of a row that are read at once: those of a portion, or a row that is one part.
+  static constexpr int kReadParts = Row::kParts > 1 ? Row::kParts / 2 : 1;
+  static constexpr int kPanel = Tiling::kStageRows * Row::kPanelBytes;  // of keys
 
   // The operand A, by portion and step.
   using Operand = uint32_t[2][kSteps][4];
 
   // What a thread reads of its two keys, which are 8 apart.
   struct Read {
-    uint32_t words[2][Row::kWords];  // of half a row, if rows have halves
-    uint32_t codes[2];               // the scale of each key, or its block scales
+    uint32_t words[2][kReadParts * Row::kWords];
+    uint32_t codes[2];  // the scale of each key, or its block scales
     typename Format::Scale scales[2]{0, 0};
 
     // The scale of the key whose logits this thread stores.
@@ -106,7 +111,7 @@ struct ConvertedTile : Epilogue<Tiling> {
     return shared.k[stage];
   }
   static __device__ __forceinline__ Keys further(Keys keys, int tiles) {
-    return keys + tiles * kTileRows * Row::kBytes;
+    return keys + tiles * kTileRows * Row::kPanelBytes;
   }
 
   // One portion of A; portion 0 comes first. `scales` are those of the tile's first key on.
@@ -119,27 +124,30 @@ struct ConvertedTile : Epilogue<Tiling> {
     const int key = warp * 16 + Tiling::key_of(lane / 4);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      if (kPortion == 0) read.codes[i] = __float_as_uint(scales[key + i * 8]);
-      if (kPortion == 0 || Row::kHalves == 2)
-        load_words(keys, key + i * 8, kPortion, read.words[i]);
+      if (kPortion == 0)
+        read.codes[i] = Tiling::kKeyScales ? __float_as_uint(scales[key + i * 8]) : 0;
+      if (kPortion == 0 || Row::kParts > 1) {
+#pragma unroll
+        for (int part = 0; part < kReadParts; part++)
+          load_words(keys, key + i * 8, kPortion * kReadParts + part,
+                     read.words[i] + part * Row::kWords);
+      }
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      if (kPortion == 0 || Row::kHalves == 2)
+      if (kPortion == 0 || Row::kParts > 1)
         read.scales[i] = typename Format::Scale(Row::code(read.codes[i], kPortion, lane % 4));
       convert_key<kPortion>(read.words[i], read.scales[i], i, a);
     }
   }
 
-  // This thread's words of a key, or of half a key.
-  static __device__ __forceinline__ void load_words(Keys keys,
-                                                    int key,
-                                                    int half,
-                                                    uint32_t (&words)[Row::kWords]) {
+  // This thread's words of a part of a key.
+  static __device__ __forceinline__ void load_words(Keys keys, int key, int part, uint32_t* words) {
     const int c = threadIdx.x % 4;
-    // Rows of 128 bytes lie swizzled.
-    const int chunk = Row::kBytes == 128 ? (half * 4 + c) ^ key % 8 : c;
-    const unsigned char* at = keys + key * Row::kBytes + chunk * Row::kChunk;
+    // Panels of 128 bytes a key lie swizzled.
+    const int chunk = Row::kPanelBytes == 128 ? (part % Row::kPartsOfPanel * 4 + c) ^ key % 8 : c;
+    const unsigned char* at =
+        keys + part / Row::kPartsOfPanel * kPanel + key * Row::kPanelBytes + chunk * Row::kChunk;
     if constexpr (Row::kChunk == 16) {
       const uint4 loaded = *reinterpret_cast<const uint4*>(at);
       words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
@@ -151,17 +159,18 @@ struct ConvertedTile : Epilogue<Tiling> {
 
   // Registers `at` and `at` + 2 of A for every step of a portion, from a key's words.
   template <int kPortion>
-  static __device__ __forceinline__ void convert_key(const uint32_t (&words)[Row::kWords],
-                                                     const typename Format::Scale& scale,
-                                                     int at,
-                                                     Operand& a) {
-    constexpr int kFirst = Row::kHalves == 2 ? 0 : kPortion * kWords;
+  static __device__ __forceinline__ void convert_key(
+      const uint32_t (&words)[kReadParts * Row::kWords],
+      const typename Format::Scale& scale,
+      int at,
+      Operand& a) {
+    constexpr int kFirst = Row::kParts > 1 ? 0 : kPortion * kWords;
 #pragma unroll
-    for (int word = 0; word < kWords; word++)
+    for (int word = 0; word < kWords; word += Format::kWordsOfStep)
 #pragma unroll
       for (int i = 0; i < Format::kStepsOfWord; i++) {
-        const Pairs pairs = scale(Format::decode(words[kFirst + word], i));
-        const int step = word * Format::kStepsOfWord + i;
+        const Pairs pairs = scale(Format::decode(&words[kFirst + word], i));
+        const int step = word / Format::kWordsOfStep * Format::kStepsOfWord + i;
         a[kPortion][step][at] = pairs.low, a[kPortion][step][at + 2] = pairs.high;
       }
     if constexpr (Format::kTwoFactors) {
@@ -255,7 +264,7 @@ struct ConvertedTile : Epilogue<Tiling> {
     Base::reduce(sums.of, totals);
 #pragma unroll
     for (int i = 0; i < Base::kOutputs; i++) {
-      const float logit = Format::kBlockScaled ? totals[i] : fmaf(totals[i], k_scale, 0.0f);
+      const float logit = Format::kKeyScaled ? fmaf(totals[i], k_scale, 0.0f) : totals[i];
       store(index * Base::kRows + i, round_to<Logit>(logit));
     }
   }

@@ -187,6 +187,6 @@ _MODELS: dict[Format, str] = {
     "fp8": "E4M3_IN_F16",
     "mxfp8": "E4M3_IN_BF16",
     "mxfp4": "E2M1_IN_BF16",
-    "bf16": "BF16_REORDERED",
+    "bf16": "BF16_IN_CHUNKS",
 }
 PORTABLE = Portable("portable", ELEMENTS, {}, by_default=True)

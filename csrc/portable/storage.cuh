@@ -39,6 +39,7 @@ struct Tiling {
   // What score::Paged asks.
   static constexpr int kStageRows = kTokens;
   static constexpr int kPanelBytes = kRowBytes;
+  static constexpr bool kKeyScales = Format::kScaled;
   static constexpr int kMostColumns = kColumns;
   static constexpr int kSets = 1;
   static constexpr bool kPaced = false;

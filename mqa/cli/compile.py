@@ -46,7 +46,7 @@ class _Outcome:
 
 
 def compile(
-    arch: Annotated[str, typer.Option(help="Architecture, like sm_90a or sm_100f.")],
+    arch: Annotated[str, typer.Option(help="Architecture, like sm_90a, sm_100f or sm_86.")],
     name: Annotated[
         str, typer.Argument(help="Of all kernels, those whose full name has this in it.")
     ] = "",
@@ -62,6 +62,9 @@ def compile(
 ) -> None:
     """Compile every kernel of an architecture into the cache. Needs no GPU.
 
+    sm_90a has Hopper's kernels and sm_100f Blackwell's; sm_80, sm_86, sm_89, sm_90 and so on have
+    the portable ones, and compute_80 their PTX, which MQA_PORTABLE_ARCH=compute_80 runs.
+
     First calls then find them and don't wait. Kernels go to MQA_CACHE_DIR: those that a directory
     of MQA_CACHE_PATH has are copied there, so that it is whole by itself.
 
@@ -72,6 +75,7 @@ def compile(
     Examples:
       mqa compile --arch sm_90a
       mqa compile --arch sm_100f
+      mqa compile --arch sm_86
       mqa compile --arch sm_90a "dense_fp8<64, 128" --jobs 4
       mqa compile --arch sm_90a --covering --list
     """
@@ -174,5 +178,6 @@ def _facts(outcome: _Outcome) -> Iterator[str]:
         yield from (str(usage.registers), str(usage.spill_bytes), str(usage.shared_bytes))
     else:
         yield from "---"
-    yield f"{len(outcome.binary.image) / 1024:.0f}" if outcome.binary else "-"
+    image = outcome.binary.image if outcome.binary else b""
+    yield f"{len(image) / 1024:.0f}" if image else "-"
     yield f"{outcome.seconds:.2f} s" if outcome.origin == _COMPILED else outcome.origin

@@ -22,7 +22,7 @@ import mqa
 from mqa import config
 from mqa.cli import machine
 from mqa.cli.console import one_line, print_whole, standard_output
-from mqa.cuda import cache, compiler, variants
+from mqa.cuda import cache, compiler, targets, variants
 
 Row = tuple[str, str]
 _TOOLCHAIN = (
@@ -154,9 +154,16 @@ def _wanted() -> dict[str, list[str]]:
         return {}  # the variables' section tells of it
     if compiler.unavailable() is not None:
         return {}
-    return {
-        arch: cache.keys(variants.kernels(arch, every=True), arch) for arch in variants.REGISTRY
-    }
+    own = _own_targets() if variants.PORTABLE in variants.REGISTRY else ()
+    wanted = {*variants.REGISTRY, *own}
+    return {arch: cache.keys(variants.kernels(arch, every=True), arch) for arch in sorted(wanted)}
+
+
+def _own_targets() -> Iterator[str]:
+    """What portable kernels are compiled for on this machine's GPUs."""
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if torch.cuda.get_device_capability(index) >= (8, 0) and not targets.portable_misfit(index):
+            yield targets.portable(index)
 
 
 def _contents(folder: Path, wanted: dict[str, list[str]]) -> Iterator[str]:

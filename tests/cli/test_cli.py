@@ -33,7 +33,7 @@ def test_every_example_of_compile_names_kernels(run):
     """`--list` shows what each would compile."""
     lines = run("compile", "--help").stdout.splitlines()
     examples = [line for line in lines if line.startswith("  ") and "mqa compile --" in line]
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         result = run(*shlex.split(example)[1:], "--list")
         assert result.exit_code == 0, result.output

@@ -150,6 +150,19 @@ def test_wrong_arguments_are_one_line(run, error_line, arguments, words):
     assert words in error_line(run("compile", *arguments))
 
 
+def test_virtual_architectures_have_no_cubin(run, monkeypatch):
+    only = variants.REGISTRY["sm_90a"]
+    monkeypatch.setattr(variants, "REGISTRY", {variants.PORTABLE: only})
+    result = run("compile", "--arch", "compute_86", "add<1>")
+    assert result.exit_code == 0, result.output
+    assert _row(result, "add<1>")[:4] == ["-", "-", "-", "-"]
+    assert run("compile", "--arch", "sm_86", "--list").stdout.split() == [
+        "add<1>",
+        "add<2>",
+        "add<30>",
+    ]
+
+
 def test_a_version_without_kernels_says_so(run, error_line, monkeypatch):
     monkeypatch.setattr(variants, "REGISTRY", {})
     assert "none in this version" in error_line(run("compile", "--arch", "sm_90a"))

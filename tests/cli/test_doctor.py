@@ -88,6 +88,15 @@ def test_doctor_counts_the_kernels_that_this_compiler_would_find(monkeypatch, tm
     assert "3 compiled, 0.0 MiB, writable" in where
 
 
+def test_doctor_counts_portable_kernels_for_the_gpus_at_hand(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    found = {0: (8, 6), 1: (9, 0), 2: (7, 5)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", found.get)
+    monkeypatch.setattr(cache, "keys", lambda kernels, arch: [arch] * (len(kernels) > 0))
+    assert {*doctor._wanted()} == {"sm_100f", "sm_90a", "sm_80", "sm_86", "sm_90"}
+
+
 def test_doctor_says_why_kernels_are_not_kept(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MQA_CACHE_DIR", str(tmp_path / "file" / "deeper"))

@@ -10,7 +10,10 @@ from mqa.cuda import cache, compiler, metadata, portable
 from mqa.cuda.plan import Kernel
 
 pytestmark = pytest.mark.skipif(compiler.unavailable() is not None, reason="needs NVRTC")
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "sm_121")
+ARCHITECTURES = (
+    *("sm_80", "sm_86", "sm_89", "sm_90"),
+    *("sm_100", "sm_103", "sm_110", "sm_120", "sm_121"),
+)
 SOME = portable.kernels()
 QUICK_STEP = 2 * len(ARCHITECTURES)
 MULTIPROCESSOR_REGISTERS = 64 * 1024

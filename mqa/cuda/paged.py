@@ -10,11 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mqa import devices
-<<<<<<< HEAD
 from mqa.cuda.operands import byte_stride, nulls, q_scalars, row_bytes, scale_bytes, strides
-=======
-from mqa.cuda.operands import byte_stride, q_nulls, q_scalars, row_bytes, scale_bytes, strides
->>>>>>> bf16
 from mqa.cuda.plan import Plan, Scalar, Struct, divisor
 from mqa.reference.schedule import GROUP
 from mqa.validate import PagedCall
@@ -32,11 +28,7 @@ def groups_of_request(next_n: int) -> int:
 @dataclass(frozen=True, slots=True)
 class PagedFacts:
     """All that a paged launch depends on, addresses and values aside. Strides in elements, those of
-<<<<<<< HEAD
     q and of pages in bytes."""
-=======
-    q and pages in bytes."""
->>>>>>> bf16
 
     requests: int
     next_n: int

@@ -190,14 +190,9 @@ class Reordered:
     """A model whose kernels take the dims of a dot in another order, steps of 16 after each other.
 
     A row of `bits`-bit elements is shared out to four threads, 16 bytes at a time (less where it is
-<<<<<<< HEAD
     shorter than 64). A step takes four elements of each thread, two for the lower eight of K, then
     two for the upper: of a 4-byte word of 8-bit ones 0, 2 and 1, 3 (`in_turn`: 0, 1 and 2, 3); of
     eight 4-bit ones 0, 4 and 1, 5, then 2, 6 and 3, 7; of 16-bit ones a word each.
-=======
-    shorter than 64). A step takes four elements of each thread: two words of 16-bit ones, one
-    of 8-bit ones, of eight 4-bit ones first 0, 4, 1, 5, then 2, 6, 3, 7.
->>>>>>> bf16
     """
 
     model: FusedTruncating
@@ -214,7 +209,6 @@ class Reordered:
 
     def _order(self, dims: int) -> list[int]:
         chunk = min(16, dims * self.bits // 32)
-<<<<<<< HEAD
         parts, unit = dims * self.bits // 32 // chunk, 8 if self.bits == 16 else 4
         pairs = ((0, 1), (2, 3)) if self.in_turn else _PAIRS[self.bits]
         return [
@@ -222,15 +216,6 @@ class Reordered:
             for part in range(parts)
             for at in range(0, chunk, unit)
             for pair in pairs
-=======
-        parts, words = dims * self.bits // 32 // chunk, chunk // 4
-        in_word = ((0, 4, 1, 5), (2, 6, 3, 7)) if self.bits == 4 else ((0, 1, 2, 3),)
-        return [
-            ((part * 4 + thread) * chunk + word * 4) * 8 // self.bits + element
-            for part in range(parts)
-            for word in range(0, words, max(self.bits // 8, 1))
-            for elements in in_word
->>>>>>> bf16
             for thread in range(4)
             for element in pair
         ]
@@ -277,7 +262,8 @@ HOPPER_E4M3_IN_BF16 = Reordered(HOPPER_BF16, 8)
 """E4M3, scaled or not, that the `sm90` backends convert to bfloat16."""
 HOPPER_E2M1_IN_BF16 = Reordered(HOPPER_BF16, 4)
 """E2M1 with block scales, converted likewise."""
-<<<<<<< HEAD
+HOPPER_BF16_IN_CHUNKS = Reordered(HOPPER_BF16, 16)
+"""bfloat16 as the `sm90` backend takes it from memory."""
 AMPERE_E4M3_IN_BF16 = Reordered(AMPERE_BF16, 8)
 """E4M3 with block scales that the `portable` backend converts to bfloat16, on SM80 to SM89."""
 AMPERE_E2M1_IN_BF16 = Reordered(AMPERE_BF16, 4)
@@ -295,10 +281,6 @@ HOPPER_MMA_E4M3_IN_F16 = Reordered(HOPPER_MMA_F16, 8, in_turn=True)
 HOPPER_MMA_E4M3_SHIFTED_IN_F16 = Reordered(
     replace(HOPPER_MMA_F16, min_exponent=-21, k_min_exponent=-6), 8
 )
-=======
-HOPPER_BF16_IN_CHUNKS = Reordered(HOPPER_BF16, 16)
-"""bfloat16 as the `sm90` backend takes it from memory."""
->>>>>>> bf16
 BLACKWELL_F16 = FusedTruncating(bits=25, k=16, min_exponent=-14)
 """float16 `tcgen05.mma`; like all models of Blackwell as published (MMA-Sim), not confirmed."""
 BLACKWELL_BF16 = FusedTruncating(bits=25, k=16, min_exponent=-126)

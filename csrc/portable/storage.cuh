@@ -38,6 +38,8 @@ struct Tiling {
 
   // What score::Paged asks.
   static constexpr int kStageRows = kTokens;
+  static constexpr int kPanelBytes = kRowBytes;
+  static constexpr bool kKeyScales = Format::kScaled;
   static constexpr int kMostColumns = kColumns;
   static constexpr int kSets = 1;
   static constexpr bool kPaced = false;

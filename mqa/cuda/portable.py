@@ -23,6 +23,7 @@ from mqa.cuda.operands import CXX, ELEMENTS, HEAD_DIMS, row_bytes
 from mqa.cuda.paged import PagedFacts, paged_arguments
 from mqa.cuda.plan import WARP, Kernel, Plan, Struct
 from mqa.cuda.reasons import request_reasons
+from mqa.cuda.storage import Member, laid_out, parts_of
 from mqa.problem import LOGITS_DTYPES, Format, Problem
 
 DENSE, PAGED = "mqa::portable::dense", "mqa::portable::paged"
@@ -63,6 +64,24 @@ class Sizes:
         return COLUMNS * self.dim * 2 + keys + _WEIGHTS + _REST
 
 
+@functools.cache
+def storage(sizes: Sizes) -> tuple[Member, ...]:
+    """`Tiling::Storage` of `csrc/portable/storage.cuh`, member by member."""
+    block = COLUMNS // min(sizes.heads, COLUMNS)
+    return laid_out(
+        (
+            ("k", sizes.slot_tokens * row_bytes(sizes.elements, sizes.dim), WARPS, 16),
+            ("q", COLUMNS * sizes.dim * 2, 1, 16),
+            ("scales", sizes.slot_tokens * 4, WARPS, 16),
+            ("weights", _WEIGHTS, 1, 4),
+            ("rows", 16, block, 16),
+            ("cuts", 8 * WARPS + 2 * 8, 1, 8),
+            ("block", 4, 1, 4),
+            ("found", 12, 1, 4),
+        )
+    )
+
+
 def padded(heads: int) -> int:
     """The head count that a kernel is compiled for."""
     return next((some for some in HEADS if heads <= some), MANY_HEADS)
@@ -100,6 +119,7 @@ def _plan(name: str, facts: DenseFacts | PagedFacts, struct: Struct) -> Plan:
         shared_bytes=sizes.shared_bytes,
         maps=(),
         struct=struct,
+        parts=parts_of(storage(sizes)),
     )
 
 
@@ -167,6 +187,6 @@ _MODELS: dict[Format, str] = {
     "fp8": "E4M3_IN_F16",
     "mxfp8": "E4M3_IN_BF16",
     "mxfp4": "E2M1_IN_BF16",
-    "bf16": "BF16_REORDERED",
+    "bf16": "BF16_IN_CHUNKS",
 }
 PORTABLE = Portable("portable", ELEMENTS, {}, by_default=True)

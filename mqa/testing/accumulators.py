@@ -267,7 +267,7 @@ HOPPER_BF16_IN_CHUNKS = Reordered(HOPPER_BF16, 16)
 AMPERE_E4M3_IN_BF16 = Reordered(AMPERE_BF16, 8)
 """E4M3 with block scales that the `portable` backend converts to bfloat16, on SM80 to SM89."""
 AMPERE_E2M1_IN_BF16 = Reordered(AMPERE_BF16, 4)
-AMPERE_BF16_REORDERED = Reordered(AMPERE_BF16, 16)
+AMPERE_BF16_IN_CHUNKS = Reordered(AMPERE_BF16, 16)
 AMPERE_E4M3_IN_F16 = Reordered(AMPERE_F16, 8, in_turn=True)
 """E4M3 that it converts to float16, by instructions of SM89."""
 AMPERE_E4M3_SHIFTED_IN_F16 = Reordered(replace(AMPERE_F16, min_exponent=-21, k_min_exponent=-6), 8)
@@ -276,7 +276,7 @@ by 2^7."""
 HOPPER_MMA_E4M3_IN_BF16 = Reordered(HOPPER_MMA_BF16, 8)
 """These five from SM90 on."""
 HOPPER_MMA_E2M1_IN_BF16 = Reordered(HOPPER_MMA_BF16, 4)
-HOPPER_MMA_BF16_REORDERED = Reordered(HOPPER_MMA_BF16, 16)
+HOPPER_MMA_BF16_IN_CHUNKS = Reordered(HOPPER_MMA_BF16, 16)
 HOPPER_MMA_E4M3_IN_F16 = Reordered(HOPPER_MMA_F16, 8, in_turn=True)
 HOPPER_MMA_E4M3_SHIFTED_IN_F16 = Reordered(
     replace(HOPPER_MMA_F16, min_exponent=-21, k_min_exponent=-6), 8

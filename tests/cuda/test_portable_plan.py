@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from mqa.backends import choose
 from mqa.cuda import compiler, driver, metadata, portable, variants
 from mqa.cuda.dense import dense_addresses
 from mqa.cuda.operands import HEAD_DIMS
-from mqa.cuda.plan import Plan
+from mqa.cuda.plan import Kernel, Plan
 from mqa.cuda.portable import PORTABLE
 from mqa.emulator.backend import PORTABLE_EMULATED
 from mqa.problem import FORMATS, Format, parse
@@ -201,6 +202,27 @@ def test_shared_memory_is_what_every_gpu_has() -> None:
         assert sizes.shared_bytes <= portable.MOST_SHARED_BYTES
     assert portable.Sizes("Fp8", 64, 128).shared_bytes == 101376
     assert portable.Sizes("Mxfp4", 64, 128).shared_bytes == 101376 - 8 * 64 * 64
+
+
+@pytest.mark.skipif(compiler.unavailable() is not None, reason="needs NVRTC")
+def test_shared_memory_is_laid_out_as_the_kernels_have_it(tmp_path: Path) -> None:
+    lines = []
+    for elements, heads, dim in (("Fp8", 8, 128), ("Mxfp4", 24, 32), ("Bf16", 130, 128)):
+        sizes = portable.Sizes(elements, portable.padded(heads), dim)
+        tiling = f"Tiling<{elements}, {sizes.heads}, {dim}, float>::Storage"
+        members = portable.storage(sizes)
+        lines += [
+            f"static_assert(__INTADDR__(&((({tiling}*)0)->{one.name})) == {one.offset});\n"
+            f"static_assert(sizeof({tiling}::{one.name}) == {one.size * one.number});"
+            for one in members
+        ]
+        end = members[-1].offset + members[-1].size
+        assert end <= sizes.shared_bytes
+        lines.append(f"static_assert(sizeof({tiling}) - {end} < 16);")
+    source = tmp_path / "agrees.cuh"
+    body = ["namespace mqa::portable {", *lines, "__global__ void agrees() {}", "}", ""]
+    source.write_text("\n".join(['#include "portable/storage.cuh"', *body]))
+    compiler.compile_kernel(Kernel(str(source), "mqa::portable::agrees"), "sm_80")
 
 
 def test_its_kernels_are_those_of_every_architecture() -> None:

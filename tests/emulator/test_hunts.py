@@ -69,10 +69,24 @@ BLACKWELL_OTHERS = {
     "paged_mxfp4_64_128": "paged mxfp4 B=5 next_n=1 H=64 D=128 P=64 blocks=300 columns=70 L=4000 "
     "clean=1 sms=2 regime=exact lens=random",
 }
+PORTABLE = {
+    "dense_fp8_24_32": "dense fp8 S=5 N=70 H=24 D=32 sms=2 regime=exact windows=random",
+    "paged_bf16_5_32": "paged bf16 B=2 next_n=1 H=5 D=32 P=3 blocks=60 columns=25 L=70 "
+    "regime=exact",
+}
+PORTABLE_OTHERS = {
+    "dense_fp8_24_128": "dense fp8 S=9 N=1100 H=24 D=128 sms=2 regime=exact windows=random",
+    "dense_mxfp8_130_64": "dense mxfp8 S=3 N=300 H=130 D=64 sms=2 regime=exact windows=packed",
+    "dense_mxfp4_8_64": "dense mxfp4 S=40 N=600 H=8 D=64 sms=2 regime=exact windows=random",
+    "paged_fp8_64_128": "paged fp8 B=3 next_n=2 H=64 D=128 P=64 blocks=90 columns=20 L=1100 sms=2 "
+    "clean=1 regime=exact lens=random",
+    "paged_mxfp4_24_64_varlen": "paged mxfp4 B=19 next_n=1 H=24 D=64 P=7 blocks=400 columns=90 "
+    "L=600 varlen=1 sms=2 regime=exact lens=random",
+}
 SEEDS, DEEP_SEEDS, DEEP_STEP = 20, 200, 50
 
 
-def named(hopper: dict[str, str], blackwell: dict[str, str]) -> list[Any]:
+def named(hopper: dict[str, str], blackwell: dict[str, str], portable: dict[str, str]) -> list[Any]:
     """Backend and case of each kernel."""
     found = []
     for name, line in hopper.items():
@@ -80,10 +94,13 @@ def named(hopper: dict[str, str], blackwell: dict[str, str]) -> list[Any]:
         found.append(pytest.param(backend, line, id=name))
     for name, line in blackwell.items():
         found.append(pytest.param("sm100-emulated", line, id=f"sm100_{name}"))
+    for name, line in portable.items():
+        found.append(pytest.param("portable-emulated", line, id=f"portable_{name}"))
     return found
 
 
-QUICK, OTHERS = named(HOPPER, BLACKWELL), named(HOPPER_OTHERS, BLACKWELL_OTHERS)
+QUICK = named(HOPPER, BLACKWELL, PORTABLE)
+OTHERS = named(HOPPER_OTHERS, BLACKWELL_OTHERS, PORTABLE_OTHERS)
 
 
 def hunt(backend: str, line: str, seeds: range) -> None:

@@ -182,7 +182,7 @@ class Reordered:
     """A model whose kernels take the dims of a dot in another order, steps of 16 after each other.
 
     A row of `bits`-bit elements is shared out to four threads, 16 bytes at a time (less where it is
-    shorter than 64). A step takes four elements of each thread: two words of 16-bit ones, one
+    shorter than 64, and of 16-bit ones not longer). A step takes four elements of each thread: two words of 16-bit ones, one
     of 8-bit ones, of eight 4-bit ones first 0, 4, 1, 5, then 2, 6, 3, 7.
     """
 
@@ -198,7 +198,7 @@ class Reordered:
         return self.model.error(q[:, order], k[:, order])
 
     def _order(self, dims: int) -> list[int]:
-        chunk = min(16, dims * self.bits // 32)
+        chunk = min(16, dims * self.bits // (64 if self.bits == 16 else 32))
         parts, words = dims * self.bits // 32 // chunk, chunk // 4
         in_word = ((0, 4, 1, 5), (2, 6, 3, 7)) if self.bits == 4 else ((0, 1, 2, 3),)
         return [

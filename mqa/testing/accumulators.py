@@ -182,8 +182,8 @@ class Reordered:
     """A model whose kernels take the dims of a dot in another order, steps of 16 after each other.
 
     A row of `bits`-bit elements is shared out to four threads, 16 bytes at a time (less where it is
-    shorter than 64, and of 16-bit ones not longer). A step takes four elements of each thread: two words of 16-bit ones, one
-    of 8-bit ones, of eight 4-bit ones first 0, 4, 1, 5, then 2, 6, 3, 7.
+    shorter than 64, and of 16-bit ones not longer). A step takes four elements of each thread: two
+    words of 16-bit ones, one of 8-bit ones, of eight 4-bit ones first 0, 4, 1, 5, then 2, 6, 3, 7.
     """
 
     model: FusedTruncating

@@ -158,7 +158,8 @@ struct Bf16 {
 template <typename Format, int kDim>
 struct RowOf {
   static constexpr int kBytes = kDim * Format::kBits / 8;
-  static constexpr int kChunk = kBytes / 4 < 16 ? kBytes / 4 : 16;  // bytes of a thread in a part
+  static constexpr int kMost = Format::kBits == 16 ? kBytes / 8 : kBytes / 4;
+  static constexpr int kChunk = kMost < 16 ? kMost : 16;  // bytes of a thread in a part
   static constexpr int kParts = kBytes / 4 / kChunk;
   static constexpr int kWords = kChunk / 4;  // of a thread in a part
   static constexpr int kSteps = kDim / 16;

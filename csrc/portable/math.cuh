@@ -83,7 +83,7 @@ struct Math {
 #pragma unroll
       for (int word = 0; word < Row::kWords; word++)
         words[word] = *reinterpret_cast<const uint32_t*>(keys + (half * 8 + g) * Row::kBytes +
-                                                         c * Row::kChunk + word * 4);
+                                                         (part * 4 + c) * Row::kChunk + word * 4);
     }
   }
 

@@ -76,6 +76,7 @@ struct Fp8 : E4m3 {
   static constexpr bool kHalf = true;
   static constexpr bool kBlockScaled = false;
   static constexpr bool kLosesNan = false;
+  static constexpr bool kInfinities = false;
 
   static __device__ __forceinline__ Pairs decode(uint32_t word, uint32_t&) {
     return {ptx::f16x2_from_e4m3x2(static_cast<uint16_t>(word)),
@@ -91,6 +92,7 @@ struct Fp8 : E4m3 {
   static constexpr bool kHalf = true;
   static constexpr bool kBlockScaled = false;
   static constexpr bool kLosesNan = true;
+  static constexpr bool kInfinities = false;
 
   static __device__ __forceinline__ Pairs decode(uint32_t word, uint32_t& nan) {
     return pairs<1>(word, nan);
@@ -108,6 +110,7 @@ struct Mxfp8 : E4m3 {
   static constexpr bool kHalf = false;
   static constexpr bool kBlockScaled = true;
   static constexpr bool kLosesNan = true;
+  static constexpr bool kInfinities = false;
 
   static __device__ __forceinline__ Pairs decode(uint32_t word, uint32_t& nan) {
     return pairs<4>(word, nan);
@@ -124,6 +127,7 @@ struct Mxfp4 {
   static constexpr bool kBlockScaled = true;
   static constexpr bool kScaled = true;
   static constexpr bool kLosesNan = false;
+  static constexpr bool kInfinities = false;
 
   // Element i of a word and element i + 4, which lie at the same place of its halves.
   static __device__ __forceinline__ uint32_t pair(uint32_t word, int i) {
@@ -145,6 +149,7 @@ struct Bf16 {
   static constexpr bool kBlockScaled = false;
   static constexpr bool kScaled = false;
   static constexpr bool kLosesNan = false;
+  static constexpr bool kInfinities = true;
 
   static __device__ __forceinline__ float relu(float dot) { return ptx::max_nan(dot, 0.0f); }
 };
@@ -153,7 +158,8 @@ struct Bf16 {
 template <typename Format, int kDim>
 struct RowOf {
   static constexpr int kBytes = kDim * Format::kBits / 8;
-  static constexpr int kChunk = kBytes / 4 < 16 ? kBytes / 4 : 16;  // bytes of a thread in a part
+  static constexpr int kMost = Format::kBits == 16 ? kBytes / 8 : kBytes / 4;
+  static constexpr int kChunk = kMost < 16 ? kMost : 16;  // bytes of a thread in a part
   static constexpr int kParts = kBytes / 4 / kChunk;
   static constexpr int kWords = kChunk / 4;  // of a thread in a part
   static constexpr int kSteps = kDim / 16;

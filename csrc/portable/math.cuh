@@ -83,7 +83,7 @@ struct Math {
 #pragma unroll
       for (int word = 0; word < Row::kWords; word++)
         words[word] = *reinterpret_cast<const uint32_t*>(keys + (half * 8 + g) * Row::kBytes +
-                                                         c * Row::kChunk + word * 4);
+                                                         (part * 4 + c) * Row::kChunk + word * 4);
     }
   }
 
@@ -125,38 +125,58 @@ struct Math {
     if (threadIdx.x < kThreads / 2) take_turn();
   }
 
-  // Adds the heads of a row of the block: 8 at a time, each one's products and then its weight. Calls
-  // `half_way` once.
+  // Adds `heads` heads of a row of the block: 8 at a time, each one's products and then its weight.
+  // Calls `half_way` once.
   template <typename HalfWay>
   static __device__ __forceinline__ void multiply(
-      const Storage& shared, const Keys& keys, int row, Sums& sums, HalfWay half_way) {
-    const int lane = threadIdx.x % kWarpSize;
-    const auto* q = &shared.q[row * (kHeads / 8)];
-    const float* weights = shared.weights + row * kHeads + lane % 4 * 2;
-#pragma unroll 2
-    for (int eight = 0; eight < kHeads / 8; eight++) {
-      if (eight == kHeads / 16) half_way();
-      float dots[kTiles][4] = {};
+      const Storage& shared, const Keys& keys, int row, int heads, Sums& sums, HalfWay half_way) {
+    // Two eights at a time, so that products of one fill the waits of the other.
+    constexpr int kAtOnce = kHeads < 16 ? 1 : 2;
+    const int turns = ceil_div(heads, 8 * kAtOnce);
+#pragma unroll 1
+    for (int turn = 0; turn < turns; turn++) {
+      if (turn == turns / 2) half_way();
 #pragma unroll
-      for (int two = 0; two < kSteps / 2; two++) {
-        const uint4 b = q[eight][two][lane];
+      for (int i = 0; i < kAtOnce; i++)
+        add_eight(shared, keys, row, turn * kAtOnce + i, heads, sums);
+    }
+  }
+
+  static __device__ __forceinline__ void add_eight(
+      const Storage& shared, const Keys& keys, int row, int eight, int heads, Sums& sums) {
+    const int lane = threadIdx.x % kWarpSize, head = eight * 8 + lane % 4 * 2;
+    float dots[kTiles][4] = {};
 #pragma unroll
-        for (int i = 0; i < kTiles; i++)
-          product(dots[i], keys[i][two * 2], b.x, b.y);
-#pragma unroll
-        for (int i = 0; i < kTiles; i++)
-          product(dots[i], keys[i][two * 2 + 1], b.z, b.w);
-      }
-      const float2 weight = *reinterpret_cast<const float2*>(weights + eight * 8);
+    for (int two = 0; two < kSteps / 2; two++) {
+      const uint4 b = shared.q[row * (kHeads / 8) + eight][two][lane];
 #pragma unroll
       for (int i = 0; i < kTiles; i++)
+        product(dots[i], keys[i][two * 2], b.x, b.y);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-          float& sum = sums[i * 2 + r];
-          sum = fmaf(weight.x, Format::relu(dots[i][r * 2]), sum);
-          sum = fmaf(weight.y, Format::relu(dots[i][r * 2 + 1]), sum);
-        }
+      for (int i = 0; i < kTiles; i++)
+        product(dots[i], keys[i][two * 2 + 1], b.z, b.w);
     }
+    weigh(dots, *reinterpret_cast<const float2*>(&shared.weights[row * kHeads + head]),
+          heads - head, sums);
+  }
+
+  // Adds two heads, of which the first `exist` do.
+  static __device__ __forceinline__ void weigh(const float (&dots)[kTiles][4],
+                                               float2 weight,
+                                               int exist,
+                                               Sums& sums) {
+#pragma unroll
+    for (int i = 0; i < kTiles; i++)
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float first = Format::relu(dots[i][r * 2]), second = Format::relu(dots[i][r * 2 + 1]);
+        // Weights of zero hide what is finite; zeros by infinite keys are NaN.
+        if (Format::kInfinities && exist < 1) first = 0;
+        if (Format::kInfinities && exist < 2) second = 0;
+        float& sum = sums[i * 2 + r];
+        sum = fmaf(weight.x, first, sum);
+        sum = fmaf(weight.y, second, sum);
+      }
   }
 
   static __device__ __forceinline__ void product(float (&dots)[4],

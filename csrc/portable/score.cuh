@@ -117,12 +117,13 @@ struct Score {
       if constexpr (Tiling::kManyHeads)
         many_heads(args, task.row, token, end, operand, scales, shared);
       else
-        rows(found.rows, token, end, operand, scales, shared);
+        rows(found.rows, args.heads, token, end, operand, scales, shared);
     }
   }
 
   // All rows of a block that see some of the tokens.
   static __device__ __forceinline__ void rows(int count,
+                                              int heads,
                                               uint32_t token,
                                               uint32_t end,
                                               const typename Products::Keys& operand,
@@ -139,7 +140,7 @@ struct Score {
         Products::pass_turn();
         continue;
       }
-      Products::multiply(shared, operand, row, sums, Products::pass_turn);
+      Products::multiply(shared, operand, row, heads, sums, Products::pass_turn);
       Products::store(of_row, token, end, sums, scales);
     }
   }
@@ -158,7 +159,8 @@ struct Score {
       __syncthreads();
       Queries<Tiling, Source>::bring(args, row, 1, head, shared);
       __syncthreads();
-      if (token < end) Products::multiply(shared, operand, 0, sums, [] {});
+      if (token < end)
+        Products::multiply(shared, operand, 0, min(args.heads - head, kColumns), sums, [] {});
     }
     if (token < end) Products::store(shared.rows[0], token, end, sums, scales);
   }

@@ -1,4 +1,5 @@
-// Dense and paged logits of formats that become bfloat16: MXFP8, MXFP4, and FP8 for accuracy.
+// Dense and paged logits of formats that become bfloat16, MXFP8, MXFP4, and FP8 for accuracy, and of
+// bfloat16, which goes the same way as it is.
 // Meaning: docs/semantics.md.
 //
 //   logits[s, n] = sum_h weights[s, h] * relu(dot(q[s, h], k[n])),  q and k with their block scales

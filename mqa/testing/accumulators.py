@@ -190,9 +190,10 @@ class Reordered:
     """A model whose kernels take the dims of a dot in another order, steps of 16 after each other.
 
     A row of `bits`-bit elements is shared out to four threads, 16 bytes at a time (less where it is
-    shorter than 64). A step takes four elements of each thread, two for the lower eight of K, then
-    two for the upper: of a 4-byte word of 8-bit ones 0, 2 and 1, 3 (`in_turn`: 0, 1 and 2, 3); of
-    eight 4-bit ones 0, 4 and 1, 5, then 2, 6 and 3, 7; of 16-bit ones a word each.
+    shorter than 64, and of 16-bit ones not longer). A step takes four elements of each thread, two
+    for the lower eight of K, then two for the upper: of a 4-byte word of 8-bit ones 0, 2 and 1, 3
+    (`in_turn`: 0, 1 and 2, 3); of eight 4-bit ones 0, 4 and 1, 5, then 2, 6 and 3, 7; of 16-bit
+    ones a word each.
     """
 
     model: FusedTruncating
@@ -208,7 +209,7 @@ class Reordered:
         return self.model.error(q[:, order], k[:, order])
 
     def _order(self, dims: int) -> list[int]:
-        chunk = min(16, dims * self.bits // 32)
+        chunk = min(16, dims * self.bits // (64 if self.bits == 16 else 32))
         parts, unit = dims * self.bits // 32 // chunk, 8 if self.bits == 16 else 4
         pairs = ((0, 1), (2, 3)) if self.in_turn else _PAIRS[self.bits]
         return [

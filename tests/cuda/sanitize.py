@@ -9,7 +9,8 @@ r"""Every path of the kernels on compact shapes, to be run under a sanitizer on 
 Each tensor gets an allocation of its own, exactly as long as what it holds, so that memcheck sees a
 read behind the last element. Results are written over NaN: what a kernel leaves out shows without
 initcheck, which would take what bulk stores wrote for uninitialised. Words as arguments choose the
-paths that have them all. Exits with the failures, if any.
+paths that have them all, `portable` those of the portable kernels, also with
+MQA_PORTABLE_ARCH=compute_80. Exits with the failures, if any.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
 from compact_paths import ACCURATE, HOPPER_ONLY, PATHS
+from portable_cases import LINES
 
 import mqa
 from mqa.problem import PagedProblem, Problem, parse
@@ -35,7 +37,8 @@ from mqa.reference import schedule
 from mqa.testing import Case, assert_logits, guards_intact, make_case
 
 BACKENDS_OF, DEVICE = {9: "sm90", 10: "sm100"}, "cuda"
-"""By major compute capability."""
+"""By major compute capability; others have the portable backend alone."""
+PORTABLE = "portable"
 
 
 def fresh_schedule(case: Case) -> Tensor:
@@ -70,9 +73,8 @@ def check(problem: Problem, backend: str, *, fresh: bool = False) -> None:
 def failures(paths: Iterable[str], usual: str) -> Iterator[str]:
     for path, pdl in itertools.product(paths, (False, True)):
         mqa.set_pdl(pdl, DEVICE)
-        backend, line = (
-            (ACCURATE, path.removeprefix(ACCURATE)) if ACCURATE in path else (usual, path)
-        )
+        named = [name for name in (ACCURATE, PORTABLE) if path.startswith(name)]
+        backend, line = (named or [usual])[0], path.removeprefix("".join(named))
         problem = parse(f"{line} regime=exact seed=3")
         try:
             check(problem, backend, fresh=pdl)
@@ -82,7 +84,9 @@ def failures(paths: Iterable[str], usual: str) -> Iterator[str]:
 
 if __name__ == "__main__":
     major, _ = torch.cuda.get_device_capability(DEVICE)
-    paths = [path for path in PATHS if major == 9 or not any(word in path for word in HOPPER_ONLY)]
+    usual = BACKENDS_OF.get(major, PORTABLE)
+    own = [path for path in PATHS if major == 9 or not any(word in path for word in HOPPER_ONLY)]
+    paths = [*(own if major in BACKENDS_OF else ()), *(f"{PORTABLE} {line}" for line in LINES)]
     wanted = [path for path in paths if all(word in path for word in sys.argv[1:])]
-    found = failures(wanted, BACKENDS_OF[major])
+    found = failures(wanted, usual)
     sys.exit("\n\n".join(found) or (None if wanted else "no such path"))

@@ -219,7 +219,6 @@ def test_infinities_do_what_the_definition_says(bf16: Any, H: int, D: int) -> No
     for kind in (torch.isinf, torch.isnan, torch.isfinite):
         assert kind(want).any()
     assert_bitwise(got, want)
-    assert_paged_alike(bf16, case, want)
 
 
 @pytest.mark.parametrize(("H", "D"), TWO)
@@ -231,7 +230,6 @@ def test_the_zero_plateau_is_plus_zero(bf16: Any, H: int, D: int) -> None:
     for weights in (case.tensors["w"], -case.tensors["w"].abs()):
         got = bf16.call(case, weights=weights)
         assert_bitwise(got, torch.zeros_like(got))
-        assert_paged_alike(bf16, case, got)
 
 
 @pytest.mark.parametrize("fault", BOUNDED_FAULTS, ids=lambda fault: fault.name)

@@ -12,11 +12,14 @@ from mqa.testing import (
     FusedTruncating,
 )
 from mqa.testing._codes import E4M3
+from mqa.testing.accumulators import HOPPER_BF16_IN_CHUNKS, Reordered
 
 FINITE = E4M3[np.isfinite(E4M3)]
 
 
-def one_dot(model: FusedTruncating, products: dict[int, float], dims: int = 64) -> float:
+def one_dot(
+    model: FusedTruncating | Reordered, products: dict[int, float], dims: int = 64
+) -> float:
     """The dot whose products (at these dims) have these values, each split as value * 1."""
     q, k = np.zeros((1, dims)), np.ones((1, dims))
     for dim, value in products.items():
@@ -168,3 +171,17 @@ def test_nan_stays_in_its_own_dots() -> None:
     q[1, 5] = np.nan
     for model in (FLOAT32, HOPPER_FP8):
         np.testing.assert_array_equal(np.isnan(model.dots(q, k)), [[False] * 2, [True] * 2])
+
+
+@pytest.mark.parametrize("dims", [32, 64, 128])
+def test_bfloat16_is_summed_in_steps_of_four_threads(dims: int) -> None:
+    """Large terms that cancel in a step take a small one with them, unless its step is later."""
+    part = min(dims // 2, 32)
+    each = part // 4  # dims of a thread
+    step_of = {dim: dim // part * (each // 4) + dim % each // 4 for dim in range(dims)}
+    for step in range(dims // 16):
+        first, second, *_ = (dim for dim, of in step_of.items() if of == step)
+        for dim in set(range(dims)) - {first, second}:
+            products = {first: 2.0**40, second: -(2.0**40), dim: 1.0}
+            want = 1.0 if step_of[dim] > step else 0.0
+            assert one_dot(HOPPER_BF16_IN_CHUNKS, products, dims) == want, (step, dim)

@@ -1,8 +1,8 @@
 // Element formats: bytes of a row, and how a thread makes bfloat16 of them.
 //
 // Products in bfloat16 take 16 dims a step. Which ones is free as long as q and k agree: thread c of
-// four gets the c'th kChunk bytes of each part of a row, 64 bytes or a shorter row, and takes step
-// after step from them, four elements each.
+// four gets the c'th kChunk bytes of each part of a row, and takes step after step from them, four
+// elements each. A part has 64 bytes, or what a short row has.
 #pragma once
 
 #include <cuda/std/cstdint>
@@ -131,7 +131,9 @@ struct Mxfp4 : Converted {
 template <typename Format, int kDim>
 struct RowOf {
   static constexpr int kBytes = kDim * Format::kBits / 8;
-  static constexpr int kChunk = kBytes / 4 < 16 ? kBytes / 4 : 16;
+  // Words that are operands as they are come by their portion, or tensor cores would wait: two parts.
+  static constexpr int kMostOfRow = kBytes / (Format::kBits == 16 ? 8 : 4);
+  static constexpr int kChunk = kMostOfRow < 16 ? kMostOfRow : 16;
   static constexpr int kParts = kBytes / 4 / kChunk;
   static constexpr int kWords = kChunk / 4;  // of a thread, in each part
   static constexpr int kSteps = kDim / 16;

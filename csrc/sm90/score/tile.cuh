@@ -144,8 +144,9 @@ struct ConvertedTile : Epilogue<Tiling> {
   // This thread's words of a part of a key.
   static __device__ __forceinline__ void load_words(Keys keys, int key, int part, uint32_t* words) {
     const int c = threadIdx.x % 4;
+    const int in_order = part % Row::kPartsOfPanel * 4 + c;
     // Panels of 128 bytes a key lie swizzled.
-    const int chunk = Row::kPanelBytes == 128 ? (part % Row::kPartsOfPanel * 4 + c) ^ key % 8 : c;
+    const int chunk = Row::kPanelBytes == 128 ? in_order ^ key % 8 : in_order;
     const unsigned char* at =
         keys + part / Row::kPartsOfPanel * kPanel + key * Row::kPanelBytes + chunk * Row::kChunk;
     if constexpr (Row::kChunk == 16) {

@@ -232,6 +232,12 @@ def _harness(name: str, guard: Guard) -> Harness:
 
 
 @pytest.fixture(scope="session")
+def harness_of(no_host_reads: Guard) -> Callable[[str], Harness]:
+    """The harness of a backend by name; what this GPU cannot run is skipped."""
+    return lambda name: _harness(name, no_host_reads)
+
+
+@pytest.fixture(scope="session")
 def sm90(no_host_reads: Guard) -> Harness:
     """The backend of this GPU: what holds on Hopper has to hold on Blackwell too."""
     major, _ = torch.cuda.get_device_capability(DEVICE)

@@ -62,14 +62,12 @@ EVERY = tuple(lines_of_every_choice())
 
 
 @pytest.fixture(scope="module", params=["", "compute_80"], ids=["own", "compute_80"])
-def portable(request: Any, no_host_reads: Any) -> Iterator[Any]:
+def portable(request: Any, harness_of: Any) -> Iterator[Any]:
     """A harness of the backend, with what its kernels are compiled for."""
-    from conftest import _harness
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MQA_PORTABLE_ARCH", request.param)
         config.reload()
-        harness = _harness("portable", no_host_reads)
+        harness = harness_of("portable")
         compile_at_once([*EVERY, *LINES, *CAPTURED], targets.portable(harness.device))
         yield harness
     config.reload()

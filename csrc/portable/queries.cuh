@@ -27,8 +27,8 @@ struct Queries {
       const bool exists = head < args.heads;
       uint32_t codes = 0;
       if (Format::kBlockScaled && exists)
-        codes = args.q_scale[mine * args.q_scale_row_stride + head * args.q_scale_head_stride];
-      const unsigned char* from = args.q + mine * args.q_row_stride + head * args.q_head_stride;
+        codes = args.q_scale[Source::q_scale_at(args, mine) + head * args.q_scale_head_stride];
+      const unsigned char* from = args.q + Source::q_at(args, mine) + head * args.q_head_stride;
 #pragma unroll
       for (int part = 0; part < Row::kParts; part++) {
         uint32_t words[Row::kWords] = {};

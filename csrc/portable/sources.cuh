@@ -99,6 +99,14 @@ struct Dense {
     return found;
   }
 
+  // Where a row's queries begin, in bytes, and their scales.
+  static __device__ __forceinline__ int64_t q_at(const Arguments& args, int row) {
+    return row * args.q_row_stride;
+  }
+  static __device__ __forceinline__ int64_t q_scale_at(const Arguments& args, int row) {
+    return row * args.q_scale_row_stride;
+  }
+
   // Whether the keys of a chunk lie at one stride.
   static __device__ __forceinline__ bool in_line(const Arguments&) { return true; }
   // How keys may be copied: 16 or 4 bytes at a time, or, 0, one by one.
@@ -174,6 +182,21 @@ struct Paged : score::Paged<Tiling> {
     if (rows <= 0) return {};
     const Hull hull = Base::grouping(args).hull(Base::windows(args), group, before, rows);
     return Range<Tiling, Paged>::part_of(args, range, index, rows, hull);
+  }
+
+  // Where a row's queries begin, in bytes, and their scales: requests may have gaps between them.
+  static __device__ __forceinline__ int64_t q_at(const Arguments& args, int row) {
+    return of_request(args, row, args.q_request_stride, args.q_row_stride);
+  }
+  static __device__ __forceinline__ int64_t q_scale_at(const Arguments& args, int row) {
+    return of_request(args, row, args.q_scale_request_stride, args.q_scale_row_stride);
+  }
+  static __device__ __forceinline__ int64_t of_request(const Arguments& args,
+                                                       int row,
+                                                       int64_t request_stride,
+                                                       int64_t row_stride) {
+    const int request = args.next_n.divide(row);
+    return request * request_stride + (row - request * args.next_n.value) * row_stride;
   }
 
   // Chunks begin at multiples of kTokens.

@@ -27,8 +27,10 @@ struct PagedArguments {
   int64_t q_row_stride;
   int64_t q_head_stride;
   int64_t q_dim_stride;
+  int64_t q_request_stride;
   int64_t q_scale_row_stride;
   int64_t q_scale_head_stride;
+  int64_t q_scale_request_stride;
   int64_t weights_row_stride;
   int64_t weights_head_stride;
   int64_t lens_request_stride;

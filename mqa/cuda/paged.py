@@ -59,6 +59,8 @@ class PagedFacts:
     elements: str = "Fp8"
     q_scale_strides: tuple[int, int] = (0, 0)
     q_dim_stride: int = 1
+    request_strides: tuple[int, int] = (0, 0)
+    """Of q in bytes, of its scales, from request to request."""
 
     @property
     def group_rows(self) -> int:
@@ -71,14 +73,18 @@ def paged_arguments(facts: PagedFacts, q_pointers: tuple[str, ...]) -> Struct:
     indices = "indices" if facts.varlen else ""
     schedule = "schedule" if facts.scheduled else ""
     per_request = groups_of_request(facts.next_n)
-    dims = (("q_dim_stride", facts.q_dim_stride),)
+    more = (
+        ("q_dim_stride", facts.q_dim_stride),
+        ("q_request_stride", facts.request_strides[0]),
+    )
     limit = min(facts.width, facts.columns * facts.page_rows, _INT32_MAX)
     return Struct(
         ("cache", "w", "lens", "table", indices, schedule, "out", *q_pointers),
         (
             *nulls(("q", "q_scale"), q_pointers),
             Scalar("page_stride", "q", facts.page_stride),
-            *q_scalars(facts.q_strides, dims, facts.q_scale_strides),
+            *q_scalars(facts.q_strides, more, facts.q_scale_strides),
+            Scalar("q_scale_request_stride", "q", facts.request_strides[1]),
             Scalar("weights_row_stride", "q", facts.weights_strides[0]),
             Scalar("weights_head_stride", "q", facts.weights_strides[1]),
             Scalar("lens_request_stride", "q", facts.lens_strides[0]),
@@ -151,6 +157,7 @@ def paged_facts(call: PagedCall, out: Tensor, elements: str = "Fp8") -> PagedFac
         elements=elements,
         q_scale_strides=(0, 0) if scale is None else (scale.stride(dimension), scale.stride(2)),
         q_dim_stride=byte_stride(call.q, 3),
+        request_strides=(byte_stride(call.q, 0), 0 if scale is None else scale.stride(0)),
     )
 
 

@@ -22,7 +22,6 @@ from mqa.cuda.metadata import PORTABLE_METADATA
 from mqa.cuda.operands import CXX, ELEMENTS, HEAD_DIMS, row_bytes
 from mqa.cuda.paged import PagedFacts, paged_arguments
 from mqa.cuda.plan import WARP, Kernel, Plan, Struct
-from mqa.cuda.reasons import request_reasons
 from mqa.cuda.storage import Member, laid_out, parts_of
 from mqa.problem import LOGITS_DTYPES, Format, Problem
 
@@ -149,7 +148,6 @@ class Portable(Gpu):
             yield f"format={problem.format} is not among its kernels, only {formats}"
         if problem.D not in HEAD_DIMS:
             yield f"D={problem.D} is not one of {', '.join(map(str, HEAD_DIMS))}"
-        yield from request_reasons(problem)
 
     def dense_plan(self, facts: DenseFacts) -> Plan:
         return dense_plan(facts)

@@ -49,10 +49,10 @@ def _layout_reasons(problem: Problem) -> Iterator[str]:
         sizes = (problem.S, heads, stored)
         yield from _row_reasons("kv", (problem.N, stored), layout.get("kv_stride", ()), size)
     yield from _row_reasons("q", sizes, layout.get("q_stride", ()), size)
-    yield from request_reasons(problem)
+    yield from _request_reasons(problem)
 
 
-def request_reasons(problem: Problem) -> Iterator[str]:
+def _request_reasons(problem: Problem) -> Iterator[str]:
     """Queries of a paged call whose rows are not one stride apart, from request to request too."""
     if not isinstance(problem, PagedProblem) or min(problem.B, problem.next_n) < 2:
         return

@@ -33,6 +33,7 @@ STRANGE_DENSE = (
 )
 STRANGE_PAGED = (
     "q_stride=60000x30000x300x2 q_off=3",
+    "q_stride=70000x30000x300x2",
     "cache_stride=9001 cache_off=5",
     "table_stride=7x2 lens_stride=5x2 w_stride=70x2",
 )
@@ -109,7 +110,7 @@ def test_sizes_strides_and_addresses_are_no_reason(capability: Any, format: str)
     ("line", "words"),
     [
         (DENSE.replace("D=128", "D=256"), "D=256 is not one of 32, 64, 128"),
-        (f"{PAGED} q_stride=16500x8192", "q has 16500 from one request to the next, expected"),
+        (PAGED.replace("D=128", "D=96"), "D=96 is not one of 32, 64, 128"),
     ],
 )
 def test_what_it_does_not_do_is_a_reason(capability: Any, line: str, words: str) -> None:
@@ -175,8 +176,9 @@ def test_any_strides_reach_the_plan() -> None:
         2,
     )
     assert (values["k_row_stride"], values["k_dim_stride"]) == (300, 2)
-    _, plan, _ = planned(f"{PAGED} q_stride=60000x30000x300x2 cache_stride=9001")
+    _, plan, _ = planned(f"{PAGED} q_stride=70000x30000x300x2 cache_stride=9001")
     values = scalars(plan)
+    assert (values["q_request_stride"], values["q_scale_request_stride"]) == (70000, 0)
     assert (values["q_row_stride"], values["q_head_stride"], values["q_dim_stride"]) == (
         30000,
         300,

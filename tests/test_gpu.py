@@ -383,17 +383,15 @@ def _choice_by_default(setenv: SetEnv, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_choice_by_default")
 def test_the_fallback_warns_on_a_gpu() -> None:
-    case = make_case(parse("dense fp8 S=9 N=300 H=4 D=32"), CUDA)
-    with pytest.warns(mqa.FallbackWarning, match="sm90: H=4 is not one of 8, 16, 32, 64, 128"):
+    case = make_case(parse("dense fp8 S=9 N=300 H=4 D=96"), CUDA)
+    with pytest.warns(mqa.FallbackWarning, match="portable: D=96 is not one of 32, 64, 128"):
         case.run()
     case.run()
 
 
 @pytest.mark.usefixtures("_choice_by_default")
 def test_paged_calls_fall_back_and_say_why() -> None:
-    case = make_case(parse("paged fp8 B=2 next_n=1 H=64 D=128 P=24 blocks=9 columns=3 L=70"), CUDA)
-    with pytest.warns(
-        mqa.FallbackWarning, match="sm90: P=24 is not one of 8, 16, 32, 64, 128, 256"
-    ):
+    case = make_case(parse("paged fp8 B=2 next_n=1 H=64 D=96 P=24 blocks=9 columns=3 L=70"), CUDA)
+    with pytest.warns(mqa.FallbackWarning, match="portable: D=96 is not one of 32, 64, 128"):
         case.run()
     case.run()

@@ -46,7 +46,6 @@ def call_mqa(inputs: Inputs, call: Call, out: Tensor | None = None) -> Callable[
             logits_dtype=logits,
             out=out,
         )
-    assert inputs.k_scale is not None
     return functools.partial(
         mqa.fp8_fp4_mqa_logits,
         (inputs.q, inputs.q_scale),

@@ -52,7 +52,6 @@ def call_mqa(inputs: Inputs, call: Call, out: Tensor | None = None) -> Callable[
             out=out,
             backend=call.by or None,
         )
-    assert inputs.k_scale is not None
     return functools.partial(
         mqa.fp8_fp4_mqa_logits,
         (inputs.q, inputs.q_scale),

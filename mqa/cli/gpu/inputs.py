@@ -13,7 +13,7 @@ from torch import Tensor
 from mqa import formats
 from mqa.cli.gpu.rows import Party
 from mqa.cli.gpu.windows import Batch
-from mqa.problem import Format
+from mqa.problem import MX_FORMATS, Format
 from mqa.testing._codes import I64
 
 L2_TIMES = 4
@@ -28,9 +28,10 @@ _CHUNK = 1 << 27
 class Inputs:
     """Row r of the result is valid at positions start[r] to end[r] - 1, `int32` both.
 
-    Values and scales are those of the call's format. A dense call has q [S, H, W], k [N, W] and
-    its scale [N]; a paged one q [B, next_n, H, W], a cache [pages, P, 1, W + 4] as k and the
-    block table [B, columns]; start is 0 then, and end holds the lens.
+    Values and scales are those of the call's format, of bf16 no scales. A dense call has q
+    [S, H, W], k [N, W] and its scale [N]; a paged one q [B, next_n, H, W], a cache
+    [pages, P, 1, W + 4] or [pages, P, 1, D] as k and the block table [B, columns]; start is 0 then,
+    and end holds the lens.
     """
 
     q: Tensor
@@ -62,7 +63,7 @@ def draw(party: Party, generator: torch.Generator) -> Inputs:
     where, windows, kind = generator.device, party.windows, party.call.format
     q, q_scale = _quantised(kind, (windows.rows, party.H, party.D), generator)
     k, k_scale = _quantised(kind, (windows.tokens, party.D), generator)
-    if k_scale is None:
+    if kind == "fp8":
         k_scale = torch.rand(windows.tokens, generator=generator, device=where) + 0.5
     w = torch.randn(windows.rows, party.H, generator=generator, device=where)
     bounds = (windows.start, windows.end)
@@ -91,8 +92,8 @@ def _quantised(
     for first in range(0, max(shape[0], 1), step):  # of nothing, one empty part
         size = (min(step, shape[0] - first), *shape[1:])
         numbers = torch.randn(size, generator=generator, device=generator.device)
-        if kind == "fp8":
-            values.append(numbers.to(torch.float8_e4m3fn))
+        if kind not in MX_FORMATS:
+            values.append(numbers.to(torch.bfloat16 if kind == "bf16" else torch.float8_e4m3fn))
             continue
         quantise = formats.quantize_mxfp8 if kind == "mxfp8" else formats.quantize_mxfp4
         value, scale = quantise(numbers)
@@ -105,15 +106,15 @@ def _quantised(
 
 def _in_pages(inputs: Inputs, windows: Batch) -> Inputs:
     """The same with its tokens in pages, shuffled, and the table that finds them."""
-    assert inputs.k_scale is not None
     where, grouped = inputs.k.device, (windows.rows // windows.next_n, windows.next_n)
     counts = -(-windows.request_tokens // windows.page)
     pages = max(int(counts.sum()), 1)
     at = torch.from_numpy(_slots(windows.request_tokens, counts * windows.page)).to(where)
     k = _spread(inputs.k.view(torch.uint8), at, pages * windows.page).view(inputs.k.dtype)
-    scale = _spread(inputs.k_scale, at, pages * windows.page)
-    shape = (pages, windows.page)
-    cache = formats.pack_kv_cache(k.view(*shape, -1), scale.view(shape))
+    shape, scale = (pages, windows.page), inputs.k_scale
+    if scale is not None:
+        scale = _spread(scale, at, pages * windows.page).view(shape)
+    cache = formats.pack_kv_cache(k.view(*shape, -1), scale)
     order = np.random.default_rng(0).permutation(pages)
     columns = np.arange(max(1, -(-windows.keys // windows.page)))
     table = np.zeros((grouped[0], len(columns)), np.int32)

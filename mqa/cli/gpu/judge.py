@@ -62,7 +62,6 @@ def _exact(inputs: Inputs, rows: Tensor, width: int, call: Call) -> Tensor:
     if some.table is not None:
         options = (some.lens, some.table, width)
         return definition.paged(some.q, some.q_scale, some.k, some.w, *options)
-    assert some.k_scale is not None
     dense = (some.q, some.q_scale, some.k, some.k_scale, some.w, some.start, some.end)
     return definition.dense(*dense, width if call.compressed else 0)
 

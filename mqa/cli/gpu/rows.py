@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from mqa.cli.gpu.windows import Batch, Windows
-from mqa.formats.kv_cache import SCALE_BYTES
+from mqa.cuda.operands import ELEMENTS, row_bytes, scale_bytes
 from mqa.problem import Format
 
 PEER = "peer"
@@ -77,8 +77,8 @@ class Party:
     @property
     def kv_bytes(self) -> int:
         """Values and scales of the KV tokens."""
-        values = self.D // 2 if self.call.format == "mxfp4" else self.D
-        return self.windows.tokens * (values + SCALE_BYTES)
+        elements = ELEMENTS[self.call.format]
+        return self.windows.tokens * (row_bytes(elements, self.D) + scale_bytes(elements))
 
     def variant(self) -> dict[str, Any]:
         """What a kernel is picked by, as `mqa.supports` and `mqa.warmup` take it."""

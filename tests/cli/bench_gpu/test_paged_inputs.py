@@ -11,6 +11,7 @@ from mqa.cli.gpu.inputs import draw
 from mqa.cli.gpu.rows import MQA, PEER, Call
 from mqa.cli.gpu.suite import hopper_rows
 from mqa.cli.gpu.windows import Batch, batch, causal, drawn, ending
+from mqa.problem import FORMATS
 from mqa.reference import schedule
 
 
@@ -76,11 +77,13 @@ def test_each_row_beyond_the_peer_has_its_limit():
 
 def test_kv_bytes_count_values_and_scales(stand):
     windows = batch(2, 3, 100)
-    sizes = {kind: stand.party(windows, dim=128, format=kind).kv_bytes for kind in ("fp8", "mxfp4")}
-    assert sizes == {"fp8": 200 * 132, "mxfp4": 200 * 68}
+    sizes = {kind: stand.party(windows, dim=128, format=kind).kv_bytes for kind in FORMATS}
+    assert sizes == {
+        "fp8": 200 * 132, "mxfp8": 200 * 132, "mxfp4": 200 * 68, "bf16": 200 * 256
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["fp8", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("kind", FORMATS)
 def test_pages_hold_the_data_of_the_dense_call(stand, kind):
     """Only the place differs: one request's logits are the same bits through pages."""
     pages, dense = (
@@ -113,7 +116,7 @@ def test_many_numbers_are_quantised_part_by_part(stand, monkeypatch):
 
 
 @pytest.mark.parametrize("clean", [True, False])
-@pytest.mark.parametrize("kind", ["fp8", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("kind", FORMATS)
 def test_a_right_paged_result_is_within_the_limit(stand, kind, clean):
     call = Call(clean=clean, format=kind, logits="bfloat16")
     inputs = _draw(stand.party(batch(40, 2, 70, 99), format=kind))

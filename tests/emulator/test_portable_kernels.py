@@ -51,6 +51,7 @@ from mqa.testing.strategies import dense_problems, paged_problems
 
 pytestmark = MARKS
 NAME = "portable-emulated"
+INT32 = torch.int32
 RUN = Runner(NAME, torch.device("cpu"), nullcontext)
 SMALL: dict[str, Any] = {"heads": (8, 5), "head_dims": (64, 96), "outs": ("float32",)}
 """Choices of which few kernels are compiled: all else is drawn."""
@@ -268,6 +269,20 @@ def test_bad_block_ids_read_as_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_bitwise(RUN.call(case), want)
 
 
+def test_a_page_may_have_more_than_2_to_the_31_bytes() -> None:
+    """Of which only the first tokens are touched: their scales lie behind all others' values."""
+    P, H, D = 2**24 + 64, 8, 128
+    cache = torch.empty(1, P, 1, D + 4, dtype=torch.uint8)
+    stored = cache.view(-1)
+    stored[: 3 * D] = 0x38
+    stored[P * D :][:12].view(torch.float32).copy_(torch.tensor([1.0, 2.0, 3.0]))
+    q = stored[:D].repeat(H).view(1, 1, H, D).view(torch.float8_e4m3fn)
+    lens, table = torch.tensor([[3]], dtype=INT32), torch.zeros(1, 1, dtype=INT32)
+    weights = torch.ones(1, H)
+    got = mqa.fp8_fp4_paged_mqa_logits(q, cache, weights, lens, table, None, 3, backend=NAME)
+    assert got.tolist() == [[H * D * 1.0, H * D * 2.0, H * D * 3.0]]
+
+
 def test_codes_at_the_ends_of_e4m3_are_decoded() -> None:
     one = torch.ones(1, 8)
     start, end = torch.tensor([0], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
@@ -307,9 +322,6 @@ def test_bounded_cases_show_every_fault_on_every_seed(format: str, fault: Any) -
             model = model_of(case, sure=False)
             share = flagged_fraction(case, fault.logits(case, model), model)
             assert share >= DETECTED, (seed, share)
-
-
-INT32 = torch.int32
 
 
 def windows(kind: str, rows: int, keys: int) -> tuple[Tensor, Tensor]:

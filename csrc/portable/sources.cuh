@@ -238,9 +238,10 @@ struct Paged : score::Paged<Tiling> {
 
   static __device__ __forceinline__ Place of_page(const Arguments& args, int page, uint32_t token) {
     if (static_cast<uint32_t>(page) >= static_cast<uint32_t>(args.pages)) return {};
-    const int row = token - args.page.divide(token) * args.page.value;
+    // A page of many tokens may have more than 2^31 bytes.
+    const int64_t rows = args.page.value, row = token - args.page.divide(token) * args.page.value;
     const unsigned char* begin = args.cache + page * args.page_stride;
-    return {begin + row * Tiling::kRowBytes, begin + args.page.value * Tiling::kRowBytes + row * 4};
+    return {begin + row * Tiling::kRowBytes, begin + rows * Tiling::kRowBytes + row * 4};
   }
 
   static __device__ __forceinline__ Line line(const Arguments& args,

@@ -15,6 +15,7 @@ from torch import Tensor
 import mqa
 from mqa.cuda.portable import ELEMENTS
 from mqa.problem import DenseProblem, Problem, parse
+from mqa.reference import definition
 from mqa.testing import Case, assert_bitwise, make_case
 
 FORMATS = tuple(ELEMENTS)
@@ -180,6 +181,28 @@ def nan_elsewhere_does_not_matter(run: Runner, format: str) -> None:
     got = run.call(case)
     assert_bitwise(got[1:2], want[1:2])
     assert got[others].eq(-torch.inf).all()
+
+
+def infinities_do_what_the_definition_says(run: Runner, H: int) -> None:
+    """Those of bfloat16 keys and queries, beside heads that only the kernel has."""
+    case = run.case(f"dense bf16 S=5 N=70 H={H} D=64 windows=full regime=exact")
+    t = case.tensors
+    t["q"][:3].abs_()
+    t["q"][3:] = 1
+    t["w"][3].abs_()
+    t["w"][4].abs_().neg_()
+    for token in range(0, 70, 7):
+        t["kv"][token, token % 64] = torch.inf if token % 2 else -torch.inf
+    t["q"][0, -1, 7] = 0
+    t["q"][1, 0, 9] = torch.inf
+    t["w"][2, -1] = 0
+    names = ("q", "q_scale", "kv", "kv_scale", "w", "start", "end")
+    inputs = (t[name].cpu() if name in t else None for name in names)
+    want = definition.dense(*inputs)  # type: ignore[arg-type]
+    want = definition.round_once(want, torch.float32).to(run.device)
+    for kind in (torch.isposinf, torch.isneginf, torch.isnan, torch.isfinite):
+        assert kind(want).any()
+    assert_bitwise(run.call(case), want)
 
 
 def plateau_is_plus_zero(run: Runner, format: str) -> None:

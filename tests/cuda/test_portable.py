@@ -17,6 +17,7 @@ from portable_cases import (
     FORMATS,
     LINES,
     Runner,
+    infinities_do_what_the_definition_says,
     nan_elsewhere_does_not_matter,
     nan_reaches_what_uses_it,
     plateau_is_plus_zero,
@@ -119,6 +120,11 @@ def test_sizes_off_every_tile(portable: Any, S: int, H: int) -> None:
 def test_nan_reaches_what_uses_it_and_nothing_else(runner: Runner, format: str) -> None:
     nan_reaches_what_uses_it(runner, format)
     nan_elsewhere_does_not_matter(runner, format)
+
+
+@pytest.mark.parametrize("H", [5, 24, 130])
+def test_infinities_do_what_the_definition_says(runner: Runner, H: int) -> None:
+    infinities_do_what_the_definition_says(runner, H)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -19,6 +19,7 @@ from portable_cases import (
     LINES,
     QUICK,
     Runner,
+    infinities_do_what_the_definition_says,
     nan_elsewhere_does_not_matter,
     nan_reaches_what_uses_it,
     plateau_is_plus_zero,
@@ -50,6 +51,7 @@ from mqa.testing.strategies import dense_problems, paged_problems
 
 pytestmark = MARKS
 NAME = "portable-emulated"
+INT32 = torch.int32
 RUN = Runner(NAME, torch.device("cpu"), nullcontext)
 SMALL: dict[str, Any] = {"heads": (8, 5), "head_dims": (64, 96), "outs": ("float32",)}
 """Choices of which few kernels are compiled: all else is drawn."""
@@ -235,6 +237,13 @@ def test_a_row_is_untouched_by_nan_in_all_that_it_does_not_use(format: str) -> N
     nan_elsewhere_does_not_matter(RUN, format)
 
 
+@pytest.mark.parametrize(
+    "H", [24, pytest.param(5, marks=pytest.mark.slow), pytest.param(130, marks=pytest.mark.slow)]
+)
+def test_infinities_do_what_the_definition_says(H: int) -> None:
+    infinities_do_what_the_definition_says(RUN, H)
+
+
 @pytest.mark.parametrize("format", ONE_QUICK)
 def test_the_zero_plateau_is_plus_zero(format: str) -> None:
     plateau_is_plus_zero(RUN, format)
@@ -258,6 +267,20 @@ def test_bad_block_ids_read_as_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
         table[request, column] = number
         want[request, column * 48 : min(column * 48 + 48, 200)] = 0.0
     assert_bitwise(RUN.call(case), want)
+
+
+def test_a_page_may_have_more_than_2_to_the_31_bytes() -> None:
+    """Of which only the first tokens are touched: their scales lie behind all others' values."""
+    P, H, D = 2**24 + 64, 8, 128
+    cache = torch.empty(1, P, 1, D + 4, dtype=torch.uint8)
+    stored = cache.view(-1)
+    stored[: 3 * D] = 0x38
+    stored[P * D :][:12].view(torch.float32).copy_(torch.tensor([1.0, 2.0, 3.0]))
+    q = stored[:D].repeat(H).view(1, 1, H, D).view(torch.float8_e4m3fn)
+    lens, table = torch.tensor([[3]], dtype=INT32), torch.zeros(1, 1, dtype=INT32)
+    weights = torch.ones(1, H)
+    got = mqa.fp8_fp4_paged_mqa_logits(q, cache, weights, lens, table, None, 3, backend=NAME)
+    assert got.tolist() == [[H * D * 1.0, H * D * 2.0, H * D * 3.0]]
 
 
 def test_codes_at_the_ends_of_e4m3_are_decoded() -> None:
@@ -295,12 +318,10 @@ def test_a_fault_fed_to_a_kernel_is_flagged(format: str) -> None:
 def test_bounded_cases_show_every_fault_on_every_seed(format: str, fault: Any) -> None:
     for seed in range(8):
         case = RUN.case(f"dense {format} S=8 N=40 H=64 D=128 windows=full seed={seed}")
-        model = model_of(case, sure=False)
-        share = flagged_fraction(case, fault.logits(case, model), model)
-        assert share >= DETECTED, (seed, share)
-
-
-INT32 = torch.int32
+        if fault.applies(case.data):
+            model = model_of(case, sure=False)
+            share = flagged_fraction(case, fault.logits(case, model), model)
+            assert share >= DETECTED, (seed, share)
 
 
 def windows(kind: str, rows: int, keys: int) -> tuple[Tensor, Tensor]:

@@ -83,6 +83,11 @@ class Backend(Protocol):
         """Compile and load what `problem` needs on `device`; the names of these variants."""
         ...
 
+    def warmup_schedules(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
+        """The same of what the metadata functions need, also for calls that another backend
+        computes. Called only where `schedules_on` says yes."""
+        ...
+
 
 class Reference:
     """Plain PyTorch, on any device: see `mqa.reference`."""
@@ -144,6 +149,9 @@ class Reference:
         return "FLOAT32"
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
+        return ()
+
+    def warmup_schedules(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
         return ()
 
 
@@ -228,6 +236,15 @@ def choose(problem: Problem, device: torch.device, name: str | None = None) -> B
 def scheduler(device: torch.device) -> Backend:
     """The first backend that computes schedules on `device`. All give the same bits."""
     return next(backend for backend in BACKENDS if backend.schedules_on(device))
+
+
+def warmup(problem: Problem, device: torch.device, name: str | None = None) -> tuple[str, ...]:
+    """Compile and load what calls like `problem` need, of the backend that `choose` gives and of
+    `scheduler`, which may be another one; the names of these variants. Raises as `choose` does."""
+    names = choose(problem, device, name).warmup(problem, device)
+    if not names:
+        return ()
+    return tuple(dict.fromkeys(names + scheduler(device).warmup_schedules(problem, device)))
 
 
 def on_gpus_alone(name: str, device: torch.device) -> bool:

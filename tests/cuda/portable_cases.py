@@ -52,8 +52,8 @@ LINES = (
     "paged fp8 B=17 next_n=1 H=100 D=64 P=48 blocks=20 columns=4 L=97 varlen=1 clean=1 lens=random",
     "paged mxfp8 B=2 next_n=4 H=16 D=64 P=16 blocks=11 columns=4 L=60 lens_rank=1",
     (
-        "paged mxfp8 B=2 next_n=2 H=64 D=128 P=48 blocks=11 columns=4 L=180 q_stride=20001x10000x140 "
-        "q_scale_stride=300x100x1"
+        "paged mxfp8 B=2 next_n=2 H=64 D=128 P=48 blocks=11 columns=4 L=180 "
+        "q_stride=20001x10000x140 q_scale_stride=300x100x1"
     ),
     "paged mxfp8 B=2 next_n=3 H=128 D=32 P=64 blocks=9 columns=3 L=150 clean=1 lens=ramp",
     "paged mxfp4 B=3 next_n=2 H=1 D=64 P=3 blocks=200 columns=60 L=170 table_stride=70x1 clean=1",

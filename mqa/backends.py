@@ -195,8 +195,17 @@ class Support:
 
 def backends() -> tuple[BackendStatus, ...]:
     """Every backend, best first: usable on this machine, or the reason why not."""
-    found = ((backend.name, backend.unusable_here()) for backend in BACKENDS)
+    found = ((backend.name, _unusable_here(backend)) for backend in BACKENDS)
     return tuple(BackendStatus(name, reason is None, reason or "") for name, reason in found)
+
+
+def _unusable_here(backend: Backend) -> str | None:
+    """The backend's answer, or which environment variable it could not read: who asks what is
+    wrong is told, and the next call raises."""
+    try:
+        return backend.unusable_here()
+    except ValueError as error:
+        return str(error)
 
 
 def support(problem: Problem, device: torch.device) -> Support:

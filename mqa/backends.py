@@ -35,7 +35,7 @@ from mqa.validate import DenseCall, PagedCall
 
 
 class Backend(Protocol):
-    """What the list holds. Hopper and Blackwell are one file each that ends in such an object."""
+    """What the list holds."""
 
     @property
     def name(self) -> str: ...

@@ -40,9 +40,9 @@ def tensor(argument: str, value: Any) -> Tensor:
     return value
 
 
-def pair(argument: str, value: Any) -> tuple[Any, Any]:
+def pair(argument: str, value: Any, wanted: str = "a pair (values, scale)") -> tuple[Any, Any]:
     if not isinstance(value, tuple | list) or len(value) != 2:
-        reject(argument, value, "a pair (values, scale)", TypeError)
+        reject(argument, value, wanted, TypeError)
     return value[0], value[1]
 
 

@@ -35,7 +35,7 @@ from mqa.validate import DenseCall, PagedCall
 
 
 class Backend(Protocol):
-    """What the list holds. Hopper and Blackwell are one file each that ends in such an object."""
+    """What the list holds."""
 
     @property
     def name(self) -> str: ...
@@ -81,6 +81,11 @@ class Backend(Protocol):
 
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
         """Compile and load what `problem` needs on `device`; the names of these variants."""
+        ...
+
+    def warmup_schedules(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
+        """The same of what the metadata functions need, also for calls that another backend
+        computes. Called only where `schedules_on` says yes."""
         ...
 
 
@@ -146,6 +151,9 @@ class Reference:
     def warmup(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
         return ()
 
+    def warmup_schedules(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
+        return ()
+
 
 REFERENCE = Reference()
 BACKENDS: tuple[Backend, ...] = (
@@ -187,8 +195,17 @@ class Support:
 
 def backends() -> tuple[BackendStatus, ...]:
     """Every backend, best first: usable on this machine, or the reason why not."""
-    found = ((backend.name, backend.unusable_here()) for backend in BACKENDS)
+    found = ((backend.name, _unusable_here(backend)) for backend in BACKENDS)
     return tuple(BackendStatus(name, reason is None, reason or "") for name, reason in found)
+
+
+def _unusable_here(backend: Backend) -> str | None:
+    """The backend's answer, or which environment variable it could not read: who asks what is
+    wrong is told, and the next call raises."""
+    try:
+        return backend.unusable_here()
+    except ValueError as error:
+        return str(error)
 
 
 def support(problem: Problem, device: torch.device) -> Support:
@@ -228,6 +245,15 @@ def choose(problem: Problem, device: torch.device, name: str | None = None) -> B
 def scheduler(device: torch.device) -> Backend:
     """The first backend that computes schedules on `device`. All give the same bits."""
     return next(backend for backend in BACKENDS if backend.schedules_on(device))
+
+
+def warmup(problem: Problem, device: torch.device, name: str | None = None) -> tuple[str, ...]:
+    """Compile and load what calls like `problem` need, of the backend that `choose` gives and of
+    `scheduler`, which may be another one; the names of these variants. Raises as `choose` does."""
+    names = choose(problem, device, name).warmup(problem, device)
+    if not names:
+        return ()
+    return tuple(dict.fromkeys(names + scheduler(device).warmup_schedules(problem, device)))
 
 
 def on_gpus_alone(name: str, device: torch.device) -> bool:

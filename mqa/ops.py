@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from mqa import arguments, devices, library, prepared, rules, run, validate
-from mqa.backends import Support, choose, support
+from mqa.backends import Support, support
+from mqa.backends import warmup as warm
 from mqa.problem import Format
 from mqa.validate import Keys, Query
 
@@ -318,8 +319,8 @@ def warmup(
 ) -> tuple[str, ...]:
     """Compile and load on `device` every kernel variant that such calls can reach.
 
-    Arguments as in `supports`. Returns the names of the variants; none for a backend that compiles
-    nothing, like the reference.
+    Arguments as in `supports`. Returns the names of the variants, those of schedules among them;
+    none for a backend that compiles nothing, like the reference.
 
     Raises:
         TypeError, ValueError: An argument is wrong; the message names it.
@@ -329,7 +330,7 @@ def warmup(
     where = _device(device)
     options = (page_size, weights_dtype, logits_dtype, clean, compressed)
     problem = validate.configuration(num_heads, head_dim, format, *options)
-    return choose(problem, where, backend).warmup(problem, where)
+    return warm(problem, where, backend)
 
 
 def _traced(*values: object) -> bool:

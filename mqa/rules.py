@@ -19,7 +19,7 @@ _ADDRESS_BYTES = 16
 def query(q: Any) -> tuple[Tensor, Tensor | None]:
     if isinstance(q, Tensor):
         return arguments.tensor("q", q), None
-    values, scale = arguments.pair("q", q)
+    values, scale = arguments.pair("q", q, "a torch.Tensor, or a pair (values, scale or None)")
     return arguments.tensor("q[0]", values), None if scale is None else arguments.tensor(
         "q[1]", scale
     )
@@ -47,7 +47,8 @@ def keys(fmt: Format, kv: Any) -> tuple[Tensor, Tensor | None]:
     if fmt == "bf16" and isinstance(kv, Tensor):
         same_elements(fmt, arguments.tensor("kv", kv))
         return kv, None
-    k, scale = arguments.pair("kv", kv)
+    alone = f"a torch.Tensor of {BF16}, as q is, or a pair (values, None)"
+    k, scale = arguments.pair("kv", kv, *((alone,) if fmt == "bf16" else ()))
     same_elements(fmt, arguments.tensor("kv[0]", k))
     if fmt != "bf16":
         return k, arguments.tensor("kv[1]", scale)

@@ -57,6 +57,9 @@ class Picky:
     def warmup(self, problem: Problem, _device: torch.device) -> tuple[str, ...]:
         return (f"picky_{problem.H}",)
 
+    def warmup_schedules(self, _problem: Problem, _device: torch.device) -> tuple[str, ...]:
+        return ("picky_schedules",)
+
 
 def test_the_first_backend_without_reasons_is_chosen(backend_list: BackendList) -> None:
     backend_list(Picky(heads=4))
@@ -64,7 +67,7 @@ def test_the_first_backend_without_reasons_is_chosen(backend_list: BackendList) 
     assert make_case(parse(LINE.replace("H=4", "H=5"))).run()[0, 0] != 7
     paged = "paged fp8 B=1 next_n=1 H=4 D=32 P=8 blocks=9 columns=2 L=9"
     assert (make_case(parse(paged)).run() == 8).all()
-    assert mqa.warmup(4, 32, "fp8", device="cpu") == ("picky_4",)
+    assert mqa.warmup(4, 32, "fp8", device="cpu") == ("picky_4", "picky_schedules")
 
 
 def test_a_backend_that_is_not_for_default_is_got_by_name(backend_list: BackendList) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -269,6 +270,16 @@ def test_keys_in_bf16_come_alone_or_with_none() -> None:
     cache = paged_bf16()["kv_cache"].squeeze(2)
     got = mqa.fp8_fp4_paged_mqa_logits(**paged_bf16() | {"kv_cache": cache})
     assert torch.equal(got[:, :20], mqa.fp8_fp4_paged_mqa_logits(**paged_bf16())[:, :20])
+
+
+def test_what_is_neither_tensor_nor_pair_is_told_what_the_format_takes() -> None:
+    alone = re.escape("kv=None, expected a torch.Tensor of torch.bfloat16, as q is, or a pair (")
+    with pytest.raises(TypeError, match=alone):
+        mqa.fp8_fp4_mqa_logits(**dense_bf16() | {"kv": None})
+    with pytest.raises(TypeError, match=re.escape("kv=None, expected a pair (values, scale)")):
+        mqa.fp8_fp4_mqa_logits(**dense() | {"kv": None})
+    with pytest.raises(TypeError, match=re.escape("q=None, expected a torch.Tensor, or a pair (")):
+        mqa.fp8_fp4_mqa_logits(**dense() | {"q": None})
 
 
 def test_a_scale_of_bf16_keys_is_an_error_that_says_why() -> None:

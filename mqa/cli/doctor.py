@@ -146,10 +146,11 @@ def _cache_rows() -> Iterator[Row]:
 
 
 def _wanted() -> dict[str, list[str]]:
-    """For each architecture the names of its kernels' files; nothing without a compiler, or its
-    options."""
+    """For each architecture the names of its kernels' files; nothing without a compiler, or what
+    it is to be told."""
     try:
         config.nvrtc_options()
+        config.portable_arch()
     except ValueError:
         return {}  # the variables' section tells of it
     if compiler.unavailable() is not None:

@@ -153,6 +153,11 @@ class Gpu(ABC):
             driver.load(kernel, device, size)
         return tuple(map(str, kernels))
 
+    def warmup_schedules(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
+        kernel = self.metadata[isinstance(problem, PagedProblem)]
+        driver.load(kernel, device, 0)
+        return (str(kernel),)
+
     def kernels_of(self, problem: Problem) -> dict[Kernel, int]:
         """Those that calls of a configuration may reach, and their dynamic shared memory."""
         paged = isinstance(problem, PagedProblem)

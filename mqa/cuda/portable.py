@@ -1,8 +1,8 @@
 """GPUs from compute capability 8.0 on, by what all of them have: a problem becomes a plan.
 
-The kernels are `csrc/portable/`: bfloat16 products of a warp, ordinary loads and stores. So tensors
-may have any strides and lie at any address, pages may have any size and there may be any number of
-heads.
+The kernels are `csrc/portable/`: products of a warp, in float16 or bfloat16, ordinary loads and
+stores. So tensors may have any strides and lie at any address, pages may have any size and there
+may be any number of heads.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Sizes:
 
     @property
     def shared_bytes(self) -> int:
-        """Queries in bfloat16, then of each warp keys and their scales, then the rest."""
+        """Queries in 16 bits, then of each warp keys and their scales, then the rest."""
         keys = WARPS * self.slot_tokens * (row_bytes(self.elements, self.dim) + 4)
         return COLUMNS * self.dim * 2 + keys + _WEIGHTS + _REST
 
@@ -131,7 +131,7 @@ def model(format: Format, capability: int, arch: str) -> str:
 
 
 class Portable(Gpu):
-    """The backend of GPUs that have no kernels of their own, and by name of all others."""
+    """The backend of GPUs that have no kernels of their own, and on others of what these lack."""
 
     capability = "8.0 or newer"
     metadata = PORTABLE_METADATA
@@ -143,9 +143,6 @@ class Portable(Gpu):
         return targets.portable_misfit(device)
 
     def problem_reasons(self, problem: Problem) -> Iterator[str]:
-        if problem.format not in self.elements:
-            formats = ", ".join(self.elements)
-            yield f"format={problem.format} is not among its kernels, only {formats}"
         if problem.D not in HEAD_DIMS:
             yield f"D={problem.D} is not one of {', '.join(map(str, HEAD_DIMS))}"
 

@@ -180,6 +180,9 @@ class Emulated:
             cache.get(kernel, self._arch)
         return tuple(map(str, kernels))
 
+    def warmup_schedules(self, problem: Problem, device: torch.device) -> tuple[str, ...]:
+        return ()
+
 
 def execute(plan: Plan, tensors: Mapping[str, Tensor | None], arch: str) -> None:
     """Compile a plan's kernel for an architecture and run it on CPU tensors, as `scheduled` says.

@@ -13,7 +13,7 @@ import torch
 import mqa
 from mqa import config
 from mqa.cli import doctor, machine
-from mqa.cuda import cache, compiler, variants
+from mqa.cuda import cache, compiler, driver, variants
 from mqa.cuda.plan import Kernel
 
 ROOT = Path(mqa.__file__).resolve().parent.parent
@@ -36,6 +36,7 @@ def test_doctor_shows_backends_versions_and_variables(run, more_backends, monkey
         ("MQA_DEBUG", "yes", "expected 0 or 1"),
         ("MQA_BACKEND", "abacus", "expected one of"),
         ("MQA_NVRTC_OPTIONS", 'a "b', "expected options separated as in a shell"),
+        ("MQA_PORTABLE_ARCH", "sm_80", "expected a virtual one such as compute_80"),
     ],
 )
 def test_doctor_reports_a_variable_that_is_wrong(run, monkeypatch, name, value, words):
@@ -44,6 +45,26 @@ def test_doctor_reports_a_variable_that_is_wrong(run, monkeypatch, name, value, 
     assert result.exit_code == 1
     assert f"problem: {name}='{value}'" in result.stdout
     assert words in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("capability", "name", "value", "backend"),
+    [((8, 6), "MQA_PORTABLE_ARCH", "sm_80", "portable"), ((9, 0), "MQA_ARCH", "sm_90", "sm90")],
+)
+def test_doctor_reports_on_a_gpu_that_an_architecture_is_wrong(
+    run, monkeypatch, capability, name, value, backend
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(machine, "gpus", list)
+    monkeypatch.setattr(driver, "unavailable", lambda: None)
+    monkeypatch.setenv(name, value)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert f"not usable: {name}='{value}'" in result.stdout
+    assert f"problem: {name}='{value}'" in result.stdout
 
 
 def test_doctor_reports_another_distribution_named_mqa(run, monkeypatch):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mqa
-from mqa.backends import choose
+from mqa.backends import choose, scheduler
 from mqa.cuda import compiler, driver, metadata, portable, variants
 from mqa.cuda.dense import dense_addresses
 from mqa.cuda.operands import HEAD_DIMS
@@ -254,6 +254,22 @@ def test_warmup_loads_what_a_call_needs(
     assert {*map(str, loaded)} == {*names}
     assert loaded[metadata.PORTABLE_METADATA[kind]] == 0
     assert len(loaded) == 2
+
+
+@pytest.mark.parametrize(("page_size", "kind"), [(None, 0), (48, 1)])
+def test_a_warmup_on_hopper_loads_the_schedules_that_hopper_computes(
+    capability: Any, monkeypatch: pytest.MonkeyPatch, page_size: int | None, kind: int
+) -> None:
+    """Calls that `sm90` does not take get this backend, and schedules of the best one."""
+    capability(9, 0)
+    loaded: list[Kernel] = []
+    monkeypatch.setattr(driver, "load", lambda kernel, *_: loaded.append(kernel))
+    names = mqa.warmup(48, 128, "fp8", page_size=page_size, device="cuda:0")
+    assert {*map(str, loaded)} == {*names}
+    assert metadata.METADATA[kind] in loaded
+    assert any(name.startswith("mqa::portable") for name in names)
+    schedules = scheduler(GPU).warmup_schedules(parse((DENSE, PAGED)[kind]), GPU)
+    assert schedules == (str(metadata.METADATA[kind]),)
 
 
 def test_a_launch_gets_the_addresses_of_its_tensors(

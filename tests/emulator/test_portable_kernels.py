@@ -232,6 +232,18 @@ def test_nan_reaches_what_uses_it_and_nothing_else(format: str) -> None:
     nan_reaches_what_uses_it(RUN, format)
 
 
+@pytest.mark.parametrize(
+    "arch", ["sm_90", *(pytest.param(f"sm_{n}", marks=pytest.mark.slow) for n in (89, 120))]
+)
+def test_newer_gpus_have_an_instruction_for_e4m3(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PORTABLE_EMULATED, "_arch", arch)
+    assert PORTABLE_EMULATED.accumulator("fp8").endswith("_E4M3_IN_F16")
+    check("dense fp8 S=3 N=130 H=24 D=64 windows=random seed=3")
+    nan_reaches_what_uses_it(RUN, "fp8")
+
+
 @pytest.mark.parametrize("format", ONE_QUICK)
 def test_a_row_is_untouched_by_nan_in_all_that_it_does_not_use(format: str) -> None:
     nan_elsewhere_does_not_matter(RUN, format)

@@ -88,7 +88,9 @@ struct Dense {
                                                const Cut (&range)[2],
                                                int block) {
     const int most = group_rows(args), group = block / parts(args), row = task(args, block).row;
-    const int rows = min(min((group + 1) * most, args.rows) - row, kBlock);
+    const int before = row - group * most;
+    // Of the group, whose end may lie past 2^31, those from `row` on.
+    const int rows = min(min(most, args.rows - group * most) - before, kBlock);
     if (rows <= 0) return {};
     const Hull tokens = hull_of_rows<3>(windows(args), group * most, most);
     Found found = Range<Tiling, Dense>::part_of(args, range, group, rows, tokens);

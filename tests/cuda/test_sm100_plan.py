@@ -379,7 +379,8 @@ def test_roles_share_out_all_warps() -> None:
 
 def counts_of_the_source() -> dict[str, str]:
     """What the kernel initialises each barrier with."""
-    text = (compiler.sources() / "sm100/score/kernel.cuh").read_text()
+    files = ("score/feed.cuh", "sm100/score/kernel.cuh")
+    text = "".join((compiler.sources() / name).read_text() for name in files)
     found = re.findall(r"mbarrier_init\(ptx::shared_address\(&shared\.(\w+)\S*\),\s*(.*?)\);", text)
     return {name: " ".join(count.split()) for name, count in found}
 

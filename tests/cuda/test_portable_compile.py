@@ -15,7 +15,7 @@ ARCHITECTURES = (
     *("sm_100", "sm_103", "sm_110", "sm_120", "sm_121"),
 )
 SOME = portable.kernels()
-QUICK_STEP = 2 * len(ARCHITECTURES)
+QUICK_STEP = 4 * len(ARCHITECTURES)
 MULTIPROCESSOR_REGISTERS = 64 * 1024
 
 

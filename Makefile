@@ -25,7 +25,7 @@ help:
 	@echo 'test-deep    the same tests with more examples, and the slow ones'
 	@echo 'test-gpu     the tests that need a GPU, with PYTHON=$(PYTHON)'
 	@echo 'bench        mqa bench $$ARGS, with PYTHON=$(PYTHON)'
-	@echo 'compile      every kernel of Hopper into the cache, needs no GPU; of Blackwell: ARGS="--arch sm_100f"; of CI: --covering'
+	@echo 'compile      every kernel of Hopper into the cache, needs no GPU; of Blackwell: ARGS="--arch sm_100f"; of other GPUs: sm_86, ...; of CI: --covering'
 	@echo 'docs         docs/api.md from signatures and docstrings'
 	@echo 'performance  docs/performance.md from the reports in docs/benchmarks'
 	@echo 'lint format clean'

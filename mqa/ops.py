@@ -81,8 +81,8 @@ def fp8_fp4_mqa_logits(
     if not _traced(q, kv, cu_seq_len_k_start, cu_seq_len_k_end, weights, out):
         return run.dense(q, kv, *rest, backend, out)
     rules.flag(clean_logits)
-    values, scale = q if isinstance(q, tuple | list) else (q, None)
-    keys, kv_scale = kv if isinstance(kv, tuple | list) else (kv, None)
+    values, scale = _taken_apart("q", q)
+    keys, kv_scale = _taken_apart("kv", kv)
     inputs = (values, scale, keys, kv_scale, *rest, backend)
     if out is None:
         return torch.ops.mqa.mqa_logits(*inputs)  # type: ignore[no-any-return]
@@ -153,7 +153,7 @@ def fp8_fp4_paged_mqa_logits(
     if not _traced(q, kv_cache, weights, context_lens, block_table, indices, out):
         return run.paged(q, *rest, backend, out)
     rules.flag(clean_logits)
-    values, scale = q if isinstance(q, tuple | list) else (q, None)
+    values, scale = _taken_apart("q", q)
     inputs = (values, scale, *rest, backend)
     if out is None:
         return torch.ops.mqa.paged_mqa_logits(*inputs)  # type: ignore[no-any-return]
@@ -343,6 +343,16 @@ def _special(value: object) -> bool:
     if isinstance(value, Tensor):
         return type(value) not in (Tensor, torch.nn.Parameter) or value.is_meta
     return isinstance(value, tuple | list) and any(map(_special, value))
+
+
+def _taken_apart(argument: str, value: object) -> tuple[Tensor, Tensor | None]:
+    """Values and scale as operators take them, whose schemas would not name the argument."""
+    if isinstance(value, Tensor):
+        return value, None
+    wanted = "a torch.Tensor, or a pair (values, scale or None)"
+    values, scale = arguments.pair(argument, value, wanted)
+    arguments.tensor(f"{argument}[0]", values)
+    return values, None if scale is None else arguments.tensor(f"{argument}[1]", scale)
 
 
 def _device(device: torch.device | str | None) -> torch.device:

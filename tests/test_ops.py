@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -221,6 +223,28 @@ def test_what_eager_calls_reject_traced_ones_reject(change: dict[str, Any]) -> N
 
     with pytest.raises(Exception, match=r"expected"):
         compiled()
+
+
+@pytest.mark.parametrize("name", ["q", "kv"])
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda tensor: None, "=None"),
+        (lambda tensor: (tensor,), "=(torch.bfloat16 tensor"),
+        (lambda tensor: (tensor, None, None), "=(torch.bfloat16 tensor"),
+        (lambda tensor: (1, None), "[0]=1"),
+        (lambda tensor: (tensor, 3), "[1]=3"),
+    ],
+)
+def test_what_is_no_pair_is_named_where_it_is_traced_too(
+    name: str, wrong: Callable[[Tensor], object], words: str
+) -> None:
+    case = make_case(parse("dense bf16 S=3 N=40 H=4 D=32"), "meta")
+    tensor = case.tensors[name]
+    with pytest.raises(
+        TypeError, match=re.escape(f"{name}{words}") + ".*, expected a torch.Tensor"
+    ):
+        mqa.fp8_fp4_mqa_logits(**case.kwargs | {name: wrong(tensor)})
 
 
 @pytest.mark.parametrize("line", DENSE + PAGED)

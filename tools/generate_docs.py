@@ -30,10 +30,10 @@ _HEAD = """\
 Every public name, from its signature and docstring. This page is generated: `make docs` writes it.
 What the functions compute is in [semantics.md](semantics.md).
 
-Names of types in signatures: `Query` is a tensor, or a pair (values, scale or None). `Format` is
-"fp8", "mxfp8" or "mxfp4". `Problem` is a `DenseProblem` or `PagedProblem` of `mqa.problem`. `F64`,
-`F32`, `I64`, `U8` and `Bool` are numpy arrays, `Logits` is a tensor or `F64`. `Work` is called
-without arguments; a `Timer` takes a `Work` and returns seconds.
+Names of types in signatures: `Query` is a tensor, or a pair (values, scale or None), and so is
+`Keys`. `Format` is "fp8", "mxfp8", "mxfp4" or "bf16". `Problem` is a `DenseProblem` or
+`PagedProblem` of `mqa.problem`. `F64`, `F32`, `I64`, `U8` and `Bool` are numpy arrays, `Logits` is
+a tensor or `F64`. `Work` is called without arguments; a `Timer` takes a `Work` and returns seconds.
 """
 _WIDTH = 100
 _SECTION = re.compile(r"(Args|Returns|Raises):")

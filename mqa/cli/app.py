@@ -79,7 +79,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Scores of sparse-attention indexers from FP8, MXFP8 and MXFP4 inputs.
+    """Scores of sparse-attention indexers from FP8, MXFP8, MXFP4 and BF16 inputs.
 
     \b
     mqa demo                          a first look, with a picture

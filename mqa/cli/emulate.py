@@ -12,7 +12,7 @@ from mqa.emulator import EmulationError, Summary, scheduled
 from mqa.emulator.backend import EMULATED, SM90_EMULATED
 from mqa.emulator.scheduler import SCHEDULES
 from mqa.errors import BackendUnavailableError, CompileError
-from mqa.testing import accumulators, assert_logits, make_case
+from mqa.testing import Accumulator, Case, accumulators, assert_logits, make_case
 
 
 def emulate(
@@ -43,6 +43,7 @@ def emulate(
     Example:
       mqa emulate "dense fp8 S=16 N=512 H=64 D=128" --schedule hunt --seed 3
       mqa emulate "dense mxfp4 S=16 N=512 H=64 D=128" --backend sm100-emulated
+      mqa emulate "dense bf16 S=16 N=512 H=48 D=128" --backend portable-emulated
       mqa emulate "dense fp8 S=16 N=512 H=64 D=128 sms=2" --trace timeline.json
     """
     if schedule not in SCHEDULES:
@@ -50,13 +51,10 @@ def emulate(
     if backend not in EMULATED:
         raise Stop(f"--backend {backend!r}: expected one of {', '.join(EMULATED)}")
     case = make_case(parse_problems([problem])[0])
-    model = accumulators.EXACT
-    if case.problem.regime != "exact":
-        model = getattr(accumulators, EMULATED[backend].accumulator(case.problem.format))
     try:
         with scheduled(schedule, seed, checks=checks, trace=trace) as launches:
             got = case.run(backend=backend)
-        assert_logits(case, got, model)
+        assert_logits(case, got, _model(case, backend))
     except (EmulationError, BackendUnavailableError, CompileError, AssertionError) as error:
         raise Stop(str(error), exit_code=1) from error
     except OSError as error:
@@ -65,6 +63,15 @@ def emulate(
     for launch in launches:
         lines += _told(launch)
     print_whole(standard_output(), "\n".join(lines))
+
+
+def _model(case: Case, backend: str) -> Accumulator:
+    """How the backend, which has run the case, sums its dots."""
+    if case.problem.regime == "exact":
+        return accumulators.EXACT
+    name = EMULATED[backend].accumulator(case.problem.format)
+    model: Accumulator = getattr(accumulators, name)
+    return model
 
 
 def _told(launch: Summary) -> list[str]:

@@ -16,7 +16,7 @@ import torch
 
 import mqa
 from mqa import config
-from mqa.cuda import compiler, targets
+from mqa.cuda import compiler, targets, variants
 
 _GIB = 1 << 30
 _PACKAGES = (
@@ -105,13 +105,21 @@ def summary(device: torch.device) -> dict[str, object]:
         "mqa": mqa.__version__,
         "commit": commit(),
         "kernels": kernels(),
-        "compiled for": targets.architecture(device) if on_gpu else None,
+        "compiled for": _own_target(device),
         "portable kernels compiled for": _portable_target(device),
         "NVRTC options": shlex.join(config.nvrtc_options()),
         "torch": torch.__version__,
         "driver": driver() if on_gpu else None,
         "NVRTC": installed("nvidia-cuda-nvrtc"),
     }
+
+
+def _own_target(device: torch.device) -> str | None:
+    """What kernels of one architecture are compiled for; None where there are none."""
+    if device.type != "cuda":
+        return None
+    arch = targets.architecture(device)
+    return arch if arch in variants.REGISTRY or arch in variants.ALSO else None
 
 
 def _portable_target(device: torch.device) -> str | None:

@@ -181,6 +181,22 @@ def test_doctor_lists_gpus_and_the_driver(run, monkeypatch):
     assert "580.1" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("capability", "own", "portable"),
+    [((8, 6), None, "sm_86"), ((9, 0), "sm_90a", "sm_90"), ((10, 3), "sm_100f", "sm_103")],
+)
+def test_reports_say_what_kernels_were_compiled_for_where_there_are_such(
+    monkeypatch, capability, own, portable
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(machine, "gpus", lambda: [{"name": "Abacus"}])
+    monkeypatch.setattr(compiler, "architectures", lambda: (80, 86, 90, 100, 103))
+    monkeypatch.setattr(compiler, "unavailable", lambda: None)
+    monkeypatch.setattr(compiler, "release", lambda: (13, 0))
+    facts = machine.summary(torch.device("cuda", 0))
+    assert (facts["compiled for"], facts["portable kernels compiled for"]) == (own, portable)
+
+
 def test_machine_facts_survive_a_system_that_says_nothing(monkeypatch):
     def unknown(*_):
         raise OSError

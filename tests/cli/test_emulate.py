@@ -65,6 +65,9 @@ def test_a_problem_that_has_no_kernel_says_why(run: Any) -> None:
     result = run("emulate", "dense fp8 S=2 N=70 H=8 D=96")
     assert result.exit_code == 1
     assert "D=96 is not one of" in result.stderr
+    result = run("emulate", "dense bf16 S=2 N=70 H=8 D=32", "--backend", "sm100-emulated")
+    assert result.exit_code == 1
+    assert "format=bf16 is not among its kernels" in result.stderr
 
 
 @pytest.mark.skipif(compiler.unavailable() is not None, reason="NVRTC is missing")

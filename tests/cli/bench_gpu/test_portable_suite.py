@@ -38,15 +38,15 @@ def options(stand, monkeypatch):
 def test_rows_hold_portable_kernels_against_hoppers_and_the_fallback():
     rows = portable_rows()
     assert [row.group for row in rows] == [
-        *["portable dense"] * 4,
+        *["portable dense"] * 5,
         *["portable paged"] * 3,
-        *["portable fallback"] * 7,
+        *["portable fallback"] * 8,
     ]
     for row in rows:
         assert row.ours.call.by == "portable"
         assert row.other.call.by == ("reference" if "fallback" in row.group else "sm90")
     limits = [row.limit.value if row.limit else None for row in rows]
-    assert limits == [0.25, *[None] * 6, *[20.0] * 7]
+    assert limits == [0.25, *[None] * 7, *[20.0] * 8]
     assert {row.rounds for row in rows} == {0, 3}
     assert [row.name for row in portable_rows("^portable paged")] == [
         "B=64 next_n=1 tokens=65536",

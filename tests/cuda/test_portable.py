@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,10 +81,14 @@ def runner(portable: Any) -> Runner:
 
 
 def compile_at_once(lines: list[str], arch: str) -> None:
-    """On all cores, what the tests would compile one by one."""
-    kernels = {kernel for line in lines for kernel in PORTABLE.kernels_of(parse(line))}
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        list(pool.map(lambda kernel: cache.get(kernel, arch), kernels))
+    """What the tests would compile one by one: on all cores, of which each worker of xdist has one.
+    Workers begin at different kernels, and find in the cache what others have compiled."""
+    kernels = list(dict.fromkeys(k for line in lines for k in PORTABLE.kernels_of(parse(line))))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = len(kernels) * worker // workers
+    with ThreadPoolExecutor(max(usable_cores() // workers, 1)) as pool:
+        list(pool.map(lambda kernel: cache.get(kernel, arch), kernels[first:] + kernels[:first]))
 
 
 @pytest.mark.parametrize("regime", ["exact", "bounded"])

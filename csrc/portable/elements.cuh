@@ -1,14 +1,10 @@
 // Element formats: how tensor cores get them. All are exact in bfloat16, with their block scales; E4M3
 // without is also exact in float16, in fewer instructions.
-//
-// A product takes 16 dims a step. Which ones is free as long as q and k agree: thread c of four gets
-// the c'th kChunk bytes of each part of a row and takes step after step from them, four elements
-// each. Two of these are in the lower half of the step (columns 2c, 2c + 1 of the fragment), two in
-// the upper half (8 further).
 #pragma once
 
 #include <cuda/std/cstdint>
 
+#include "common/elements.cuh"
 #include "ptx/control.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/mma.cuh"
@@ -18,18 +14,8 @@ namespace mqa::portable {
 using cuda::std::uint16_t;
 using cuda::std::uint32_t;
 
-// Four elements of a step.
-struct Pairs {
-  uint32_t low;
-  uint32_t high;
-};
-
 __device__ __forceinline__ Pairs multiply(Pairs pairs, uint32_t factor) {
   return {ptx::fma_mul_bf16x2(pairs.low, factor), ptx::fma_mul_bf16x2(pairs.high, factor)};
-}
-
-__device__ __forceinline__ constexpr uint32_t twice(uint32_t half) {
-  return half | half << 16;
 }
 
 // Of 2^(code - 127 + kShift), two factors that bfloat16 has, as pairs. The second one is 1 unless the
@@ -118,8 +104,7 @@ struct Mxfp8 : E4m3 {
   static __device__ __forceinline__ float relu(float dot) { return ptx::max_nan(dot, 0.0f); }
 };
 
-// E2M1, the even element of a byte in its lower half. Its bits, put where bfloat16 has sign, exponent
-// and mantissa, are the value times 2^-126, also those of the subnormal 0.5.
+// E2M1, whose bits give the value times 2^-126.
 struct Mxfp4 {
   static constexpr int kBits = 4;
   static constexpr int kShift = 126;
@@ -129,16 +114,8 @@ struct Mxfp4 {
   static constexpr bool kLosesNan = false;
   static constexpr bool kInfinities = false;
 
-  // Element i of a word and element i + 4, which lie at the same place of its halves.
-  static __device__ __forceinline__ uint32_t pair(uint32_t word, int i) {
-    const uint32_t rest = (i == 0   ? word << 6
-                           : i == 1 ? word << 2
-                           : i == 2 ? word >> 2
-                                    : word >> 6);
-    return (word << (12 - 4 * i) & 0x80008000) | (rest & 0x01c001c0);
-  }
   static __device__ __forceinline__ Pairs decode(uint32_t word, int step) {
-    return {pair(word, 2 * step), pair(word, 2 * step + 1)};
+    return e2m1_pairs(word, step);
   }
   static __device__ __forceinline__ float relu(float dot) { return ptx::max_nan(dot, 0.0f); }
 };
@@ -156,20 +133,9 @@ struct Bf16 {
 
 // How rows lie in memory, and which dims a thread takes of them.
 template <typename Format, int kDim>
-struct RowOf {
-  static constexpr int kBytes = kDim * Format::kBits / 8;
-  static constexpr int kMost = Format::kBits == 16 ? kBytes / 8 : kBytes / 4;
-  static constexpr int kChunk = kMost < 16 ? kMost : 16;  // bytes of a thread in a part
-  static constexpr int kParts = kBytes / 4 / kChunk;
-  static constexpr int kWords = kChunk / 4;  // of a thread in a part
-  static constexpr int kSteps = kDim / 16;
-  static constexpr int kPartSteps = kSteps / kParts;
-
-  // The scale code of thread c's chunk of a part, from a row's four.
-  static __device__ __forceinline__ uint32_t code(uint32_t codes, int part, int c) {
-    const int dim = (part * 4 + c) * kChunk * 8 / Format::kBits;
-    return codes >> dim / 32 * 8 & 255;
-  }
+struct RowOf : Chunks<Format::kBits, kDim> {
+  using Base = Chunks<Format::kBits, kDim>;
+  static constexpr auto kWords = Base::kWords, kPartSteps = Base::kPartSteps;
 
   // Step `step` of a part, without scales, and where it has NaN that is lost.
   static __device__ __forceinline__ Pairs decode(const uint32_t (&words)[kWords],

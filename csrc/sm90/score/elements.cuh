@@ -1,24 +1,15 @@
-// Element formats: bytes of a row, and how a thread makes bfloat16 of them.
-//
-// Products in bfloat16 take 16 dims a step. Which ones is free as long as q and k agree: thread c of
-// four gets the c'th kChunk bytes of each part of a row, and takes step after step from them, four
-// elements each. A part has 64 bytes, or what a short row has.
+// Element formats: how a thread makes bfloat16 of them.
 #pragma once
 
 #include <cuda/std/cstdint>
 
+#include "common/elements.cuh"
 #include "ptx/convert.cuh"
 
 namespace mqa::sm90 {
 
 using cuda::std::uint16_t;
 using cuda::std::uint32_t;
-
-// Four elements of a step, scaled: those of columns 2c, 2c + 1 and those 8 further.
-struct Pairs {
-  uint32_t low;
-  uint32_t high;
-};
 
 // float8_e4m3fn, multiplied by tensor cores as it is.
 struct Fp8 {
@@ -40,8 +31,6 @@ struct Converted {
     __device__ __forceinline__ NoScale(uint32_t) {}
     __device__ __forceinline__ Pairs operator()(Pairs pairs) const { return pairs; }
   };
-
-  static __device__ __forceinline__ uint32_t twice(uint32_t bf16) { return bf16 | bf16 << 16; }
 };
 
 struct E4m3 : Converted {
@@ -91,8 +80,7 @@ struct Mxfp8 : E4m3 {
   };
 };
 
-// E2M1. Its bits, put where bfloat16 has sign, exponent and mantissa, are the value times 2^-126,
-// also those of the subnormal 0.5.
+// E2M1, whose bits give the value times 2^-126.
 struct Mxfp4 : Converted {
   static constexpr bool kTwoFactors = true;
   static constexpr bool kBlockScaled = true;
@@ -100,17 +88,8 @@ struct Mxfp4 : Converted {
   static constexpr int kBits = 4;
   static constexpr int kWordsOfStep = 1, kStepsOfWord = 2;
 
-  // Element i of a word and element i + 4, which lie at the same place of its halves.
-  static __device__ __forceinline__ uint32_t pair(uint32_t word, int i) {
-    const uint32_t sign = word << (12 - 4 * i) & 0x80008000;
-    const uint32_t rest = (i == 0   ? word << 6
-                           : i == 1 ? word << 2
-                           : i == 2 ? word >> 2
-                                    : word >> 6);
-    return sign | (rest & 0x01c001c0);
-  }
   static __device__ __forceinline__ Pairs decode(const uint32_t* words, int step) {
-    return {pair(*words, 2 * step), pair(*words, 2 * step + 1)};
+    return e2m1_pairs(*words, step);
   }
 
   // 2^126 and the scale are one factor unless the scale exceeds 2: then the rest is a second one.
@@ -129,26 +108,14 @@ struct Mxfp4 : Converted {
 
 // How the rows of a converted format lie in memory, and which dims a thread takes of them.
 template <typename Format, int kDim>
-struct RowOf {
-  static constexpr int kBytes = kDim * Format::kBits / 8;
-  // Words that are operands as they are come by their portion, or tensor cores would wait: two parts.
-  static constexpr int kMostOfRow = kBytes / (Format::kBits == 16 ? 8 : 4);
-  static constexpr int kChunk = kMostOfRow < 16 ? kMostOfRow : 16;
-  static constexpr int kParts = kBytes / 4 / kChunk;
-  static constexpr int kWords = kChunk / 4;  // of a thread, in each part
-  static constexpr int kSteps = kDim / 16;
-  static_assert(kSteps == kParts * kWords / Format::kWordsOfStep * Format::kStepsOfWord,
+struct RowOf : Chunks<Format::kBits, kDim> {
+  using Base = Chunks<Format::kBits, kDim>;
+  static_assert(Base::kSteps ==
+                    Base::kParts * Base::kWords / Format::kWordsOfStep * Format::kStepsOfWord,
                 "each element once");
   // A longer row lies in two panels, each with 128 bytes of every key.
-  static constexpr int kPanelBytes = kBytes < 128 ? kBytes : 128;
-  static constexpr int kPartsOfPanel = kPanelBytes / 4 / kChunk;
-
-  // The scale code of thread c's chunk in a part, from a row's four.
-  static __device__ __forceinline__ uint32_t code(uint32_t codes, int part, int c) {
-    constexpr int kChunkDims = kChunk * 8 / Format::kBits;
-    return codes >> 8 * (part * (kBytes / kParts * 8 / Format::kBits) / 32 + c * kChunkDims / 32) &
-           255;
-  }
+  static constexpr int kPanelBytes = Base::kBytes < 128 ? Base::kBytes : 128;
+  static constexpr int kPartsOfPanel = kPanelBytes / 4 / Base::kChunk;
 };
 
 }  // namespace mqa::sm90

@@ -16,6 +16,12 @@ struct Cut {
   int split;
 };
 
+// A cut point of some schedule, as one of a call of `blocks` blocks.
+__device__ __forceinline__ Cut cut_among(int blocks, Cut entry) {
+  if (entry.block < 0) return {0, 0};
+  return entry.block < blocks ? entry : Cut{blocks, 0};
+}
+
 // What a block of `rows` rows (as they count) and `tasks` tasks weighs: once + rows * tasks, `once`
 // with its first task. In schedules `once` is 1.
 struct Weights {

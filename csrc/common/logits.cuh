@@ -86,13 +86,13 @@ __device__ __forceinline__ void fill_range(Logit* begin, Logit* end, const FillS
   }
 }
 
-// Of -inf in [begin, end) of a row, piece `index` of `pieces`.
-template <typename Logit>
+// Of -inf in [begin, end) of a row, piece `index` of `pieces`, by `fill(begin, end)`.
+template <typename Logit, typename Fill>
 __device__ __forceinline__ void fill_piece(
-    Logit* line, int begin, int end, int index, int pieces, const FillStorage& storage) {
+    Logit* line, int begin, int end, int index, int pieces, Fill fill) {
   const uint32_t length = end - begin, size = ceil_div(end - begin, pieces);
   const uint32_t from = min(index * size, length), to = min(from + size, length);
-  fill_range(line + begin + from, line + begin + to, storage);
+  fill(line + begin + from, line + begin + to);
 }
 
 // Writes -inf to every entry outside the windows, CTA `part` of `parts` its share, by one warp: rows
@@ -107,6 +107,7 @@ __device__ __forceinline__ void clean_rows(const Logits<Logit>& logits,
   const int first = part / pieces, index = part % pieces;
   if (first >= step) return;
   prepare_fill<Logit>(storage);
+  const auto fill = [&](Logit* begin, Logit* end) { fill_range(begin, end, storage); };
   Window window = windows[first];
   for (int row = first; row < windows.rows;) {
     Logit* line = logits.data + row * logits.stride;
@@ -114,8 +115,8 @@ __device__ __forceinline__ void clean_rows(const Logits<Logit>& logits,
     // The next window is on its way while this row is written. Rows may end near 2^31.
     const int next = row < windows.rows - step ? row + step : windows.rows;
     window = windows[next];
-    fill_piece(line, 0, filled.x, index, pieces, storage);
-    fill_piece(line, filled.y, logits.width, index, pieces, storage);
+    fill_piece(line, 0, filled.x, index, pieces, fill);
+    fill_piece(line, filled.y, logits.width, index, pieces, fill);
     ptx::cp_async_bulk_commit_group();
     row = next;
   }
@@ -144,14 +145,6 @@ __device__ __forceinline__ void fill_range_by_stores(Logit* begin, Logit* end) {
     *reinterpret_cast<uint4*>(at) = vector;
 }
 
-template <typename Logit>
-__device__ __forceinline__ void fill_piece_by_stores(
-    Logit* line, int begin, int end, int index, int pieces) {
-  const uint32_t length = end - begin, size = ceil_div(end - begin, pieces);
-  const uint32_t from = min(index * size, length), to = min(from + size, length);
-  fill_range_by_stores(line + begin + from, line + begin + to);
-}
-
 // What clean_rows writes, for GPUs without bulk stores: by all threads of a CTA, at least 8, without
 // shared memory. They need not meet.
 template <typename Logit, typename RowWindows>
@@ -166,8 +159,8 @@ __device__ __forceinline__ void clean_rows_by_stores(const Logits<Logit>& logits
   for (int row = first; row < windows.rows;) {
     Logit* line = logits.data + row * logits.stride;
     const int2 filled = logits.filled(windows[row]);
-    fill_piece_by_stores(line, 0, filled.x, index, pieces);
-    fill_piece_by_stores(line, filled.y, logits.width, index, pieces);
+    fill_piece(line, 0, filled.x, index, pieces, fill_range_by_stores<Logit>);
+    fill_piece(line, filled.y, logits.width, index, pieces, fill_range_by_stores<Logit>);
     row = row < windows.rows - step ? row + step : windows.rows;  // rows may end near 2^31
   }
 }

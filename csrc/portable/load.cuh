@@ -16,6 +16,21 @@ __device__ __forceinline__ int swizzled(int row, int piece) {
   return row * kRowBytes + (kRowBytes >= 128 ? piece ^ (row & 1) * 4 : piece) * 16;
 }
 
+// Bytes [at, at + 4) of a row, one by one, elements of kElementBytes at a stride.
+template <int kElementBytes>
+__device__ __forceinline__ uint32_t gather_word(const unsigned char* row,
+                                                int at,
+                                                int64_t dim_stride) {
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int byte = at + i;
+    const uint32_t value = row[byte / kElementBytes * dim_stride + byte % kElementBytes];
+    word |= value << 8 * i;
+  }
+  return word;
+}
+
 template <typename Tiling, typename Source>
 struct Load {
   using Arguments = typename Source::Arguments;
@@ -25,7 +40,6 @@ struct Load {
   static constexpr auto kTokens = Tiling::kTokens;
   static constexpr int kPieces = kRowBytes / 16;  // of a row
   static constexpr int kRowsAtOnce = kWarpSize / kPieces;
-  static constexpr int kElementBytes = Format::kBits == 16 ? 2 : 1;
 
   // Begins to load tokens [first, end), kTokens at most, for this warp. Keys of others become zeros.
   static __device__ __forceinline__ void begin(const Arguments& args,
@@ -115,15 +129,8 @@ struct Load {
                                                  int64_t dim_stride) {
     uint32_t words[4];
 #pragma unroll
-    for (int word = 0; word < 4; word++) {
-      words[word] = 0;
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int byte = piece * 16 + word * 4 + i;
-        const uint32_t value = row[byte / kElementBytes * dim_stride + byte % kElementBytes];
-        words[word] |= value << 8 * i;
-      }
-    }
+    for (int word = 0; word < 4; word++)
+      words[word] = gather_word<Tiling::kElementBytes>(row, piece * 16 + word * 4, dim_stride);
     return {words[0], words[1], words[2], words[3]};
   }
 

@@ -13,7 +13,6 @@ struct Queries {
   using Storage = typename Tiling::Storage;
   using Format = typename Tiling::Format;
   using Row = typename Tiling::Row;
-  using Pieces = Load<Tiling, Source>;
   static constexpr auto kHeads = Tiling::kHeads;
 
   // Heads from `first_head` on of `rows` rows from `row` on, by all threads. Heads that do not exist
@@ -37,8 +36,11 @@ struct Queries {
       }
       if (c == 0) shared.weights[column] = exists ? weight(args, mine, head) : 0.0f;
     }
-    if (static_cast<int>(threadIdx.x) < rows)
-      shared.rows[threadIdx.x] = row_of(args, row + threadIdx.x);
+    if (static_cast<int>(threadIdx.x) < rows) {
+      const int own = row + threadIdx.x;
+      shared.rows[threadIdx.x] =
+          describe_row(Source::logits(args), Source::windows(args)[own], own);
+    }
   }
 
   static __device__ __forceinline__ float weight(const Arguments& args, int row, int head) {
@@ -48,38 +50,17 @@ struct Queries {
                : static_cast<const float*>(args.weights)[at];
   }
 
-  // What math has to know of a row.
-  static __device__ __forceinline__ score::Row row_of(const Arguments& args, int row) {
-    const auto logits = Source::logits(args);
-    const Window window = Source::windows(args)[row];
-    const int2 filled = logits.filled(window);
-    const int shift = logits.compressed ? window.start : 0;
-    const auto* origin = logits.data + row * logits.stride - shift;
-    return {reinterpret_cast<uint64_t>(origin), window.start,
-            static_cast<uint32_t>(filled.y - filled.x)};
-  }
-
   // A thread's words of a part of a row, from byte `at` on.
   static __device__ __forceinline__ void load(const unsigned char* row,
                                               int at,
                                               int64_t dim_stride,
                                               uint32_t (&words)[Row::kWords]) {
-    constexpr int kElementBytes = Pieces::kElementBytes;
-    const uint64_t address = reinterpret_cast<uint64_t>(row);
-    if (dim_stride == kElementBytes && address % 4 == 0) {
+    const bool whole =
+        dim_stride == Tiling::kElementBytes && reinterpret_cast<uint64_t>(row) % 4 == 0;
 #pragma unroll
-      for (int word = 0; word < Row::kWords; word++)
-        words[word] = *reinterpret_cast<const uint32_t*>(row + at + word * 4);
-    } else {
-#pragma unroll
-      for (int word = 0; word < Row::kWords; word++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const int byte = at + word * 4 + i;
-          const uint32_t value = row[byte / kElementBytes * dim_stride + byte % kElementBytes];
-          words[word] |= value << 8 * i;
-        }
-    }
+    for (int word = 0; word < Row::kWords; word++)
+      words[word] = whole ? *reinterpret_cast<const uint32_t*>(row + at + word * 4)
+                          : gather_word<Tiling::kElementBytes>(row, at + word * 4, dim_stride);
   }
 
   // The steps of a part, four bytes each to both halves of a fragment.

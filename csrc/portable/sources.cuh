@@ -24,6 +24,12 @@ struct Line {
   int64_t scale_stride;
 };
 
+// How many bytes at a time may be copied where addresses are multiples of what `bits` is: 16 or 4 or,
+// 0, one by one.
+__device__ __forceinline__ int aligned_bytes(uint64_t bits) {
+  return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 0;
+}
+
 // Dense calls with any number of heads: groups of max(1, 512 / heads) rows, cut into blocks.
 template <typename Tiling>
 struct Dense {
@@ -58,9 +64,7 @@ struct Dense {
   }
 
   static __device__ __forceinline__ Cut cut_of(const Arguments& args, Cut entry) {
-    const int count = groups(args);
-    if (entry.block < 0) return {0, 0};
-    return entry.block < count ? entry : Cut{count, 0};
+    return cut_among(groups(args), entry);
   }
 
   // What a group weighs where no schedule is given.
@@ -111,11 +115,10 @@ struct Dense {
 
   // Whether the keys of a chunk lie at one stride.
   static __device__ __forceinline__ bool in_line(const Arguments&) { return true; }
-  // How keys may be copied: 16 or 4 bytes at a time, or, 0, one by one.
+  // How keys may be copied.
   static __device__ __forceinline__ int copy_bytes(const Arguments& args) {
     const uint64_t bits = reinterpret_cast<uint64_t>(args.k) | args.k_row_stride;
-    if (args.k_dim_stride != (Tiling::Format::kBits == 16 ? 2 : 1)) return 0;
-    return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 0;
+    return args.k_dim_stride == Tiling::kElementBytes ? aligned_bytes(bits) : 0;
   }
   static __device__ __forceinline__ int64_t dim_stride(const Arguments& args) {
     return args.k_dim_stride;
@@ -206,11 +209,10 @@ struct Paged : score::Paged<Tiling> {
     return args.page.value % kTokens == 0;
   }
   static __device__ __forceinline__ int copy_bytes(const Arguments& args) {
-    const uint64_t bits = reinterpret_cast<uint64_t>(args.cache) | args.page_stride;
-    return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 0;
+    return aligned_bytes(reinterpret_cast<uint64_t>(args.cache) | args.page_stride);
   }
   static __device__ __forceinline__ int64_t dim_stride(const Arguments&) {
-    return Tiling::Format::kBits == 16 ? 2 : 1;
+    return Tiling::kElementBytes;
   }
   static __device__ __forceinline__ const unsigned char* anywhere(const Arguments& args) {
     return args.cache;

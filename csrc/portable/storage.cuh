@@ -30,6 +30,7 @@ struct Tiling {
   static constexpr int kHeads = kManyHeads ? kColumns : kGivenHeads;
   static constexpr int kBlock = kColumns / kHeads;  // rows
   static constexpr int kRowBytes = Row::kBytes;
+  static constexpr int kElementBytes = Format::kBits == 16 ? 2 : 1;  // or of two of E2M1
   static constexpr int kSteps = Row::kSteps;
   // Tokens that a warp has at a time: their keys take up to 128 registers of a thread.
   static constexpr int kTokens = kRowBytes > 128 ? 32 : 64;

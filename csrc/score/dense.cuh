@@ -83,9 +83,7 @@ struct Dense {
   }
 
   static __device__ __forceinline__ Cut cut_of(const Arguments& args, Cut entry) {
-    const int blocks = groups(args);
-    if (entry.block < 0) return {0, 0};
-    return entry.block < blocks ? entry : Cut{blocks, 0};
+    return cut_among(groups(args), entry);
   }
 
   static __device__ __forceinline__ Hull hull(const Arguments& args, int first, int count) {

@@ -228,10 +228,7 @@ struct Feed {
     const int row = task.row + i;
     Window window = windows[row];
     if (i >= task.rows) window.end = 0;
-    const int2 filled = logits.filled(window);
-    const Logit* line = logits.data + row * logits.stride - (logits.compressed ? window.start : 0);
-    return {reinterpret_cast<uint64_t>(line), window.start,
-            static_cast<uint32_t>(filled.y - filled.x)};
+    return score::describe_row(logits, window, row);
   }
 
   // Offset in elements of a column's weight; of some weight that exists if the row does not.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/cuts.cuh"
+#include "common/logits.cuh"
 #include "common/windows.cuh"
 
 namespace mqa::score {
@@ -34,6 +35,14 @@ struct alignas(16) Row {
   int32_t start;
   uint32_t length;
 };
+
+template <typename Logit>
+__device__ __forceinline__ Row describe_row(const Logits<Logit>& logits, Window window, int row) {
+  const int2 filled = logits.filled(window);
+  const Logit* line = logits.data + row * logits.stride - (logits.compressed ? window.start : 0);
+  return {reinterpret_cast<uint64_t>(line), window.start,
+          static_cast<uint32_t>(filled.y - filled.x)};
+}
 
 // What a CTA does of one block of rows: `length` tokens from `first` on. Loops count in tokens done,
 // unsigned, since the end of the last stage may lie past 2^31.

@@ -163,7 +163,7 @@ def _wanted() -> dict[str, list[str]]:
 def _own_targets() -> Iterator[str]:
     """What portable kernels are compiled for on this machine's GPUs."""
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        if torch.cuda.get_device_capability(index) >= (8, 0) and not targets.portable_misfit(index):
+        if not targets.portable_misfit(index):
             yield targets.portable(index)
 
 

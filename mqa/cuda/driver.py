@@ -225,7 +225,8 @@ def _load(kernel: Kernel, binary: Binary, shared_bytes: int) -> Any:
     """A cubin is loaded as it is; PTX is assembled by the driver, which tells in a log what is
     wrong with it."""
     driver = _driver()
-    names, none = driver.CUjit_option, []  # type: ignore[var-annotated]
+    names = driver.CUjit_option
+    none: list[Any] = []
     image, options, values, log = binary.image, none, none, bytearray(_LOG_BYTES)
     if not image:
         image = binary.ptx.encode() + b"\0"

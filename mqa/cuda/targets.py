@@ -83,6 +83,8 @@ def portable_misfit(device: torch.device | int) -> str | None:
         return None  # which is a reason of its own
     chosen, has, known = config.portable_arch(), _capability(device), compiler.architectures()
     release = ".".join(map(str, compiler.release()))
+    if has < FIRST_PORTABLE:
+        return f"portable kernels need compute capability {FIRST_PORTABLE / 10} or newer"
     if chosen is None:
         if min(known) <= has:
             return None

@@ -233,3 +233,8 @@ def test_ptx_and_binaries_have_files_of_their_own() -> None:
 def test_clusters_are_for_gpus_that_have_them() -> None:
     with pytest.raises(CompileError):
         compiler.compile_kernel(metadata.METADATA[0], "compute_80")
+
+
+def test_older_gpus_get_no_portable_kernels(capability: Any) -> None:
+    capability(7, 5, (75, 80))
+    assert "8.0 or newer" in str(targets.portable_misfit(DEVICE))

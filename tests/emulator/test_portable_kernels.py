@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from drawn import right_or_refused
 from mutants import MARKS
 from paged_cases import paged_line
 from portable_cases import (
@@ -118,15 +119,6 @@ def test_a_dot_has_the_bits_of_its_model_and_of_no_other(format: str) -> None:
             assert_bitwise(got, logits(case, model).values)
 
 
-def drawn(problem: Problem, how: str, seed: int) -> None:
-    if any(PORTABLE_EMULATED.reasons_against(problem, torch.device("cpu"))):
-        with pytest.raises(mqa.BackendUnavailableError):
-            RUN.case(problem).run(backend=NAME)
-        return
-    with scheduled(how, seed=seed):
-        check(problem)
-
-
 @FEW
 @given(
     problem=dense_problems(
@@ -136,7 +128,7 @@ def drawn(problem: Problem, how: str, seed: int) -> None:
     how=st.sampled_from(SCHEDULES),
 )
 def test_drawn_dense_problems_agree(problem: DenseProblem, seed: int, how: str) -> None:
-    drawn(problem, how, seed)
+    right_or_refused(PORTABLE_EMULATED, problem, how, seed, check)
 
 
 @FEW
@@ -153,7 +145,7 @@ def test_drawn_dense_problems_agree(problem: DenseProblem, seed: int, how: str) 
     how=st.sampled_from(SCHEDULES),
 )
 def test_drawn_paged_problems_agree(problem: PagedProblem, seed: int, how: str) -> None:
-    drawn(problem, how, seed)
+    right_or_refused(PORTABLE_EMULATED, problem, how, seed, check)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 import torch
 from blackwell_cases import line_for
 from compact_paths import HOPPER_ONLY, PATHS
+from drawn import right_or_refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_cases import HEADS, in_pages, paged_line, pool, seen, used_tokens
@@ -146,12 +147,7 @@ def test_sizes_off_every_tile(fmt: str, H: int) -> None:
     how=st.sampled_from(SCHEDULES),
 )
 def test_drawn_dense_problems_agree(problem: DenseProblem, seed: int, how: str) -> None:
-    if any(SM100_EMULATED.reasons_against(problem, torch.device("cpu"))):
-        with pytest.raises(mqa.BackendUnavailableError):
-            case_of(problem).run(backend=NAME)
-        return
-    with scheduled(how, seed=seed):
-        check(problem)
+    right_or_refused(SM100_EMULATED, problem, how, seed, check)
 
 
 @FEW
@@ -163,12 +159,7 @@ def test_drawn_dense_problems_agree(problem: DenseProblem, seed: int, how: str) 
     how=st.sampled_from(SCHEDULES),
 )
 def test_drawn_paged_problems_agree(problem: PagedProblem, seed: int, how: str) -> None:
-    if any(SM100_EMULATED.reasons_against(problem, torch.device("cpu"))):
-        with pytest.raises(mqa.BackendUnavailableError):
-            case_of(problem).run(backend=NAME)
-        return
-    with scheduled(how, seed=seed):
-        check(problem)
+    right_or_refused(SM100_EMULATED, problem, how, seed, check)
 
 
 @pytest.mark.parametrize("P", [8, 16, 32, 64, 128, 256])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +15,11 @@ import typer
 from rich.console import Console
 
 import mqa
-from mqa.backends import on_gpus_alone
+from mqa import config
+from mqa.backends import choose, on_gpus_alone
 from mqa.cli import machine
 from mqa.cli.apart import Apart, judge_problem
+from mqa.cli.compile import compile_all
 from mqa.cli.console import (
     Stop,
     assert_writable,
@@ -30,6 +33,9 @@ from mqa.cli.console import (
 )
 from mqa.cli.tables import TextTable, markdown_page, rich_table
 from mqa.cli.verdict import FAILED, REFUSED, Outcome
+from mqa.cuda import targets
+from mqa.cuda.gpu import Gpu
+from mqa.cuda.plan import Kernel
 from mqa.problem import REGIMES, PagedProblem, Problem
 from mqa.testing import CORPORA, corpus
 
@@ -47,7 +53,9 @@ def check(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="cpu, cuda or cuda:<index>. Default: where the named backend runs."),
+        typer.Option(
+            help="cpu, cuda or cuda:<index>. Default: a GPU, if the backend runs on one here."
+        ),
     ] = None,
     suite_name: Annotated[
         str, typer.Option("--suite", help=f"{', '.join(CORPORA)}: more and more problems.")
@@ -64,11 +72,14 @@ def check(
 
     Problems of the exact regime must agree bit for bit with the definition rounded once; those of
     the bounded regime must be within a derived tolerance, in which the largest error is given as a
-    share of what is allowed. Exits with 1 if any case fails, and prints its line for a replay. A
-    named backend that this machine cannot run is told at once, with the backend's reason.
+    share of what is allowed. Dots are summed as the backend's tensor unit is said to; of a bounded
+    dense problem with more than 2^30 products, rows spread evenly are judged. Exits with 1 if any
+    case fails, and prints its line for a replay. A named backend that this machine cannot run is
+    told at once, with the backend's reason.
 
-    On a GPU a process of its own judges the cases: one whose kernel faults or hangs has failed, the
-    process is replaced, and the next case goes on. The report is written anew after each case.
+    On a GPU all kernels are compiled first, on every core, and a process of its own judges the
+    cases: one whose kernel faults or hangs has failed, the process is replaced, and the next case
+    goes on. The report is written anew after each case.
 
     \b
     Examples:
@@ -88,6 +99,7 @@ def check(
     about = [*(problems or ("--suite", suite_name)), *shlex.split(options)]
     facts = _facts(where, backend, None if problems else suite_name, about)
     begin = time.perf_counter()
+    _compile_ahead(chosen, where, backend)
     outcomes: list[Outcome] = []
     for outcome in _judged(chosen, where, backend, timeout):
         outcomes.append(outcome)
@@ -114,17 +126,18 @@ def check(
 
 
 def _device_of(backend: str | None) -> torch.device:
-    """Where a call to this backend can run: the GPU if it is one's, else the CPU. Stops with the
-    backend's reason if this machine cannot run it."""
+    """Where a call to this backend runs: the GPU if there is one and the backend, where one is
+    named, is a GPU's; else the CPU. Stops with the backend's reason if this machine cannot run it.
+    """
     known = {status.name: status for status in mqa.backends()}
-    if backend is None or backend not in known:  # `judge` knows what to say of the latter
-        return torch.device("cpu")
-    if not known[backend].usable:
+    if backend in known and not known[backend].usable:
         raise Stop(f"--backend {backend}: {known[backend].reason}", exit_code=1)
     if not torch.cuda.is_available():
         return torch.device("cpu")
     gpu = torch.device("cuda", torch.cuda.current_device())
-    return gpu if on_gpus_alone(backend, gpu) else torch.device("cpu")
+    # `judge` knows what to say of a name that no backend has.
+    on_gpu = backend is None or (backend in known and on_gpus_alone(backend, gpu))
+    return gpu if on_gpu else torch.device("cpu")
 
 
 def _suite(name: str) -> list[Problem]:
@@ -134,6 +147,26 @@ def _suite(name: str) -> list[Problem]:
         for problem in corpus(name)
         for regime in REGIMES
     ]
+
+
+def _compile_ahead(problems: Sequence[Problem], device: torch.device, backend: str | None) -> None:
+    """Have on disk what the process that judges would compile one by one. What does not compile
+    fails its cases there."""
+    folder = config.cache_dir()
+    if device.type != "cuda" or folder is None:
+        return
+    kernels: dict[str, dict[Kernel, None]] = {}
+    for problem in problems:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", mqa.FallbackWarning)
+            try:
+                chosen = choose(problem, device, backend)
+            except (ValueError, mqa.BackendUnavailableError):  # which judging tells
+                continue
+        for kernel in chosen.kernels_of(problem) if isinstance(chosen, Gpu) else ():
+            kernels.setdefault(targets.of(kernel, device), {})[kernel] = None
+    for arch, needed in kernels.items():
+        compile_all(list(needed), arch, folder, machine.usable_cores())
 
 
 def _judged(

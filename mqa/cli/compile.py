@@ -87,7 +87,7 @@ def compile(
     folder = config.cache_dir()
     if folder is None:
         raise Stop("no home directory to keep kernels in: set MQA_CACHE_DIR", exit_code=1)
-    outcomes = _compile_all(kernels, arch, folder, jobs or machine.usable_cores())
+    outcomes = compile_all(kernels, arch, folder, jobs or machine.usable_cores())
     standard_output().print(_table(outcomes))
     complaints = [outcome.complaint for outcome in outcomes if outcome.complaint]
     complaints += filter(None, [cache.trouble()])
@@ -124,7 +124,7 @@ def _chosen(arch: str, name: str, *, covering: bool) -> list[Kernel]:
     return chosen
 
 
-def _compile_all(kernels: list[Kernel], arch: str, folder: Path, jobs: int) -> list[_Outcome]:
+def compile_all(kernels: list[Kernel], arch: str, folder: Path, jobs: int) -> list[_Outcome]:
     """Compile on several threads (NVRTC runs without Python's lock), with a progress bar."""
     missing = compiler.unavailable()
     if missing is not None:

@@ -18,6 +18,7 @@ from mqa.problem import Problem
 from mqa.testing import (
     Accumulator,
     Case,
+    Tiled,
     accumulators,
     guards_intact,
     largest_error,
@@ -25,6 +26,8 @@ from mqa.testing import (
 
 PASSED, FAILED, REFUSED = "passed", "failed", "refused"
 Ran = Callable[[], None]
+_MOST_PRODUCTS = 2**30
+"""Products q * k of a case that are formed as a tensor unit does: some seconds of one core."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def judge(case: Case, backend: str | None = None, ran: Ran = lambda: None) -> Ou
         if got.is_cuda:
             torch.cuda.synchronize(got.device)
         ran()
-        worst = largest_error(case, got, _model(chosen.accumulator(case.problem.format)))
+        worst = _worst(case, got, chosen.accumulator(case.problem.format))
     except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
         detail = _detail(error)
     else:
@@ -98,9 +101,12 @@ def _run(case: Case, backend: str) -> Tensor:
     return got
 
 
-def _model(name: str) -> Accumulator:
+def _worst(case: Case, got: Tensor, name: str) -> float | None:
+    """`largest_error` by the accumulator of that name."""
     model: Accumulator = getattr(accumulators, name)
-    return model
+    if model is accumulators.FLOAT32:
+        return largest_error(case, got, model)
+    return largest_error(case, got, Tiled(model), most_products=_MOST_PRODUCTS)
 
 
 def _detail(error: Exception) -> str:

@@ -36,6 +36,7 @@ from mqa.testing.accumulators import (
     Float32AnyOrder,
     Float64,
     FusedTruncating,
+    Tiled,
 )
 from mqa.testing.cases import CORPORA, Case, corpus, make_case, read_corpus
 from mqa.testing.check import assert_logits, largest_error
@@ -68,6 +69,7 @@ __all__ = [
     "Group",
     "OracleResult",
     "Ratio",
+    "Tiled",
     "assert_bitwise",
     "assert_bounded",
     "assert_exact",

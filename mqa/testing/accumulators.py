@@ -7,6 +7,10 @@ be from them. Both take q [R, D] and k [K, D] (float64, block scales included) a
 
 from __future__ import annotations
 
+import itertools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,6 +23,7 @@ _NOTHING = -2000
 _FLOAT32_MIN = -126
 _LEAST_ALIGNMENT = -133
 """Terms are never aligned to less than this exponent, measured with bfloat16 on SM90."""
+_TILE = 256
 
 
 class Accumulator(Protocol):
@@ -241,6 +246,32 @@ def _cut(values: F64, mantissa_bits: int) -> F64:
     last = np.maximum(_exponent(values) - np.int32(mantissa_bits), np.int32(_FLOAT32_MIN - 23))
     cut = np.trunc(values * _power(-last)) * _power(last)
     return np.where(np.abs(cut) >= 2.0**128, np.copysign(np.inf, cut), cut) + 0.0
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """A model, evaluated a tile at a time on every core: the same values, sooner."""
+
+    model: Accumulator
+
+    def dots(self, q: F64, k: F64) -> F64:
+        return self._tiled(self.model.dots, q, k)
+
+    def error(self, q: F64, k: F64) -> F64:
+        return self._tiled(self.model.error, q, k)
+
+    def _tiled(self, fill: Callable[[F64, F64], F64], q: F64, k: F64) -> F64:
+        result = np.empty((len(q), len(k)))
+
+        def score(corner: tuple[int, int]) -> None:
+            rows, keys = (slice(first, first + _TILE) for first in corner)
+            with np.errstate(all="ignore"):  # each thread has its own
+                result[rows, keys] = fill(q[rows], k[keys])
+
+        corners = itertools.product(range(0, len(q), _TILE), range(0, len(k), _TILE))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(score, corners))
+        return result
 
 
 EXACT = Float64()

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import mqa
+from mqa import config
 from mqa.cli import apart, machine
 from mqa.cli.apart import Apart
 from mqa.cli.console import Stop
@@ -238,6 +240,30 @@ def test_on_a_gpu_cases_are_judged_apart_until_too_many_are_lost(run, monkeypatc
     page = files[1].read_text("utf-8")
     assert f"- {given_up}" in page
     assert "- command: mqa check 'dense fp8 S=3" in page
+
+
+def test_on_a_gpu_kernels_are_compiled_before_cases_are_judged(monkeypatch, tmp_path):
+    check = importlib.import_module("mqa.cli.check")
+    portable = next(one for one in BACKENDS.BACKENDS if one.name == "portable")
+    compiled, gpu = [], torch.device("cuda")
+
+    def choose(problem, device, backend):
+        if problem.D == 64:
+            raise mqa.BackendUnavailableError("not here")
+        return BACKENDS.REFERENCE if problem.D == 32 else portable
+
+    monkeypatch.setattr(check, "choose", choose)
+    monkeypatch.setattr(check.targets, "of", lambda kernel, device: "sm_86")
+    monkeypatch.setattr(check, "compile_all", lambda *facts: compiled.append(facts))
+    monkeypatch.setattr(config, "cache_dir", lambda: tmp_path)
+    problems = [parse(f"dense fp8 S=3 N=40 H=4 D={D}") for D in (32, 64, 128)]
+    check._compile_ahead([*problems, problems[-1]], gpu, "portable")
+    ((kernels, name, folder, jobs),) = compiled
+    assert kernels == list(portable.kernels_of(problems[-1]))
+    assert (name, folder, jobs) == ("sm_86", tmp_path, machine.usable_cores())
+    check._compile_ahead(problems, torch.device("cpu"), None)
+    check._compile_ahead(problems[:2], gpu, None)
+    assert len(compiled) == 1
 
 
 def test_the_report_is_there_while_cases_run(run, monkeypatch, tmp_path):

@@ -4,12 +4,8 @@ which judge. Of launches: a driver that launches nothing."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
-import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,9 +26,8 @@ from mqa.problem import Format, PagedProblem, Problem, parse
 from mqa.testing import (
     Accumulator,
     Case,
-    Group,
+    Tiled,
     accumulators,
-    assert_logits,
     guards_intact,
     make_case,
 )
@@ -46,35 +41,8 @@ Bool = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]
 Guard = Callable[[], contextlib.AbstractContextManager[None]]
 
-_TILE = 256
 _MOST_PRODUCTS = 2**30
 """Products q * k that a bounded case may cost the oracle; of larger ones a few rows are judged."""
-
-
-@dataclass(frozen=True)
-class Tiled:
-    """An accumulator model, evaluated a tile at a time on every core: the same values, sooner."""
-
-    model: Accumulator
-
-    def dots(self, q: F64, k: F64) -> F64:
-        return self._tiled(self.model.dots, q, k)
-
-    def error(self, q: F64, k: F64) -> F64:
-        return self._tiled(self.model.error, q, k)
-
-    def _tiled(self, fill: Callable[[F64, F64], F64], q: F64, k: F64) -> F64:
-        result = np.empty((len(q), len(k)))
-
-        def score(corner: tuple[int, int]) -> None:
-            rows, keys = (slice(first, first + _TILE) for first in corner)
-            with np.errstate(all="ignore"):
-                result[rows, keys] = fill(q[rows], k[keys])
-
-        corners = itertools.product(range(0, len(q), _TILE), range(0, len(k), _TILE))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(score, corners))
-        return result
 
 
 @dataclass(frozen=True)
@@ -125,19 +93,8 @@ class Harness:
 
     def judge(self, case: Case, got: Tensor) -> None:
         """`assert_logits` by the backend's accumulator; of a few rows where all would take long."""
-        problem = case.problem
-        model = Tiled(self.model_of(problem.format))
-        if isinstance(problem, PagedProblem):
-            assert_logits(case, got, model)
-            return
-        products_of_a_row = max(1, problem.N * problem.H * problem.D)
-        count = max(1, _MOST_PRODUCTS // products_of_a_row)
-        if problem.regime == "exact" or count >= problem.S:
-            assert_logits(case, got, model)
-            return
-        rows = np.unique(np.linspace(0, problem.S - 1, count).astype(np.int64))
-        part = _rows_of(case, rows)
-        largest_error(part, got[torch.from_numpy(rows)], model, replay=problem)
+        model, most = Tiled(self.model_of(case.problem.format)), _MOST_PRODUCTS
+        largest_error(case, got, model, replay=case.problem, most_products=most)
 
     @staticmethod
     def valid(case: Case) -> Bool:
@@ -202,23 +159,6 @@ def _paged_arguments(case: Case, requests: slice) -> dict[str, Any]:
         "clean_logits": True,
         "indices": t["indices"][requests] if problem.varlen else None,
     }
-
-
-def _rows_of(case: Case, rows: npt.NDArray[np.int64]) -> Case:
-    """What the oracle needs of a case that consists of these rows."""
-    data = case.data
-    of_rows = {name: getattr(data, name)[rows] for name in ("q_codes", "weights", "start", "end")}
-    if data.q_scales is not None:
-        of_rows["q_scales"] = data.q_scales[rows]
-    data = dataclasses.replace(
-        data,
-        **of_rows,
-        origin=data.origin[rows],
-        groups=(Group(0, len(rows), data.groups[0].keys),),
-    )
-    return dataclasses.replace(
-        case, problem=dataclasses.replace(case.problem, S=len(rows)), data=data
-    )
 
 
 def _harness(name: str, guard: Guard) -> Harness:

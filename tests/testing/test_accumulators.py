@@ -10,6 +10,7 @@ from mqa.testing import (
     HOPPER_FP8,
     HOPPER_MMA_BF16,
     FusedTruncating,
+    Tiled,
 )
 from mqa.testing._codes import E4M3
 from mqa.testing.accumulators import HOPPER_BF16_IN_CHUNKS, Reordered
@@ -185,3 +186,15 @@ def test_bfloat16_is_summed_in_steps_of_four_threads(dims: int) -> None:
             products = {first: 2.0**40, second: -(2.0**40), dim: 1.0}
             want = 1.0 if step_of[dim] > step else 0.0
             assert one_dot(HOPPER_BF16_IN_CHUNKS, products, dims) == want, (step, dim)
+
+
+@pytest.mark.parametrize("model", [HOPPER_BF16_IN_CHUNKS, HOPPER_MMA_BF16])
+def test_tiles_have_the_values_of_the_whole(model: FusedTruncating) -> None:
+    draw = np.random.default_rng(3)
+    q, k = draw.standard_normal((300, 64)), draw.standard_normal((513, 64))
+    q[7, 3] = k[400, 5] = np.inf
+    q[299], k[0] = np.nan, 0.0
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(Tiled(model).dots(q, k), model.dots(q, k))
+        np.testing.assert_array_equal(Tiled(model).error(q, k), model.error(q, k))
+    assert Tiled(model).dots(q[:0], k).shape == (0, 513)

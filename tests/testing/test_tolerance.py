@@ -11,6 +11,7 @@ from mqa.testing import (
     HOPPER_FP8,
     OracleResult,
     assert_logits,
+    largest_error,
     logits,
     make_case,
     to_tensor,
@@ -82,3 +83,24 @@ def test_exact_cases_are_exact_on_a_truncating_tensor_unit_too() -> None:
         case = make_case(parse(f"dense fp8 S=6 N=50 H=8 D=128 regime=exact seed={seed}"))
         want = logits(case, EXACT).values
         np.testing.assert_array_equal(logits(case, HOPPER_FP8).values, want)
+
+
+def test_of_too_many_products_rows_spread_evenly_are_judged() -> None:
+    most = 3 * 40 * 4 * 32  # those of three rows
+    dense = "dense mxfp8 S=9 N=40 H=4 D=32 windows=full"
+    paged = "paged fp8 B=9 next_n=1 H=4 D=32 P=16 blocks=36 columns=3 L=40"
+    for line, seen in ((dense, {0, 4, 8}), (f"{dense} regime=exact", range(9)), (paged, range(9))):
+        case = make_case(parse(line))
+        right = case.run(backend="reference")
+        share = largest_error(case, right, FLOAT32, most_products=most)
+        assert share is None or 0 <= share <= 1
+        for row in range(9):
+            wrong = right.clone()
+            wrong[row, 7] += 1 + wrong[row, 7].abs()
+            if row in seen:
+                with pytest.raises(AssertionError, match="replay: all of it"):
+                    largest_error(case, wrong, replay="all of it", most_products=most)
+            else:
+                assert largest_error(case, wrong, most_products=most) == share
+            with pytest.raises(AssertionError):
+                largest_error(case, wrong)

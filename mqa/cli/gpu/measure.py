@@ -50,6 +50,7 @@ def _compare(
     sets = rotation(row.ours, device.where, device.l2_bytes)
     shared = _same_data(row) and _same_form(row)
     others = sets if shared else rotation(row.other, device.where, device.l2_bytes)
+    others = others[: row.rounds or None]  # so few rounds need no more
     other = Prepared(row.other, others, device, peer)
     ours = Prepared(row.ours, sets, device, peer)
     errors = {"ours": ours.error(), "other": other.error()}

@@ -18,8 +18,15 @@ _DENSE: tuple[tuple[Format, int, int], ...] = (
     ("bf16", 64, 128),
 )
 """(format, H, D)"""
-_PAGED = ((64, 1, 65536), (64, 1, 8192), (256, 1, 8192))
-"""(B, next_n, tokens)"""
+_PAGED: tuple[tuple[Format, int, int, int], ...] = (
+    ("fp8", 64, 1, 65536),
+    ("fp8", 64, 1, 8192),
+    ("fp8", 256, 1, 8192),
+    ("mxfp8", 64, 1, 65536),
+    ("mxfp4", 64, 1, 65536),
+    ("bf16", 64, 1, 65536),
+)
+"""(format, B, next_n, tokens)"""
 _OF_HOPPERS_RATE = 0.25
 """Least rate of the first dense row, as a share of Hopper's own kernel."""
 _OVER_FALLBACK = 20.0
@@ -39,13 +46,13 @@ def _dense(group: str, other: str, limits: Sequence[Limit], rounds: int = 0) -> 
 
 def _paged(group: str, other: str, limit: Limit | None, rounds: int = 0) -> Iterator[Row]:
     fresh: ScheduleKind = "fresh"
-    for requests, next_n, tokens in _PAGED:
+    for kind, requests, next_n, tokens in _PAGED:
         windows = batch(requests, next_n, tokens)
         first, second = (
-            Party(MQA, by, windows, 64, 128, Call(schedule=fresh, by=by))
+            Party(MQA, by, windows, 64, 128, Call(schedule=fresh, format=kind, by=by))
             for by in (other, "portable")
         )
-        name = f"B={requests} next_n={next_n} tokens={tokens}"
+        name = f"{kind} B={requests} next_n={next_n} tokens={tokens}"
         yield Comparison(group, name, first, second, limit, rounds=rounds)
 
 

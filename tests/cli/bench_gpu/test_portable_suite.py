@@ -39,19 +39,22 @@ def test_rows_hold_portable_kernels_against_hoppers_and_the_fallback():
     rows = portable_rows()
     assert [row.group for row in rows] == [
         *["portable dense"] * 5,
-        *["portable paged"] * 3,
-        *["portable fallback"] * 8,
+        *["portable paged"] * 6,
+        *["portable fallback"] * 11,
     ]
     for row in rows:
         assert row.ours.call.by == "portable"
         assert row.other.call.by == ("reference" if "fallback" in row.group else "sm90")
     limits = [row.limit.value if row.limit else None for row in rows]
-    assert limits == [0.25, *[None] * 7, *[20.0] * 8]
+    assert limits == [0.25, *[None] * 10, *[20.0] * 11]
     assert {row.rounds for row in rows} == {0, 3}
     assert [row.name for row in portable_rows("^portable paged")] == [
-        "B=64 next_n=1 tokens=65536",
-        "B=64 next_n=1 tokens=8192",
-        "B=256 next_n=1 tokens=8192",
+        "fp8 B=64 next_n=1 tokens=65536",
+        "fp8 B=64 next_n=1 tokens=8192",
+        "fp8 B=256 next_n=1 tokens=8192",
+        "mxfp8 B=64 next_n=1 tokens=65536",
+        "mxfp4 B=64 next_n=1 tokens=65536",
+        "bf16 B=64 next_n=1 tokens=65536",
     ]
 
 
@@ -94,6 +97,20 @@ def test_each_side_is_computed_by_the_backend_that_it_names(stand, options):
         "0.250 [0.250, 0.250]",
     )
     assert found[1].rows[0][4] == "–"
+
+
+def test_a_row_of_few_rounds_has_as_many_sets_of_the_other_party(stand, options):
+    class Counting(stand.Cpu):
+        captured = 0
+
+        def capture(self, work):
+            self.captured += 1
+            return super().capture(work)
+
+    sides = (stand.party(stand.SMALL, by=by) for by in ("reference", "portable"))
+    device, row = Counting(), stand.comparison("portable fallback", *sides, rounds=2)
+    (entry,) = measure_suite(options, [row], device, stand.OtherMqa())["rows"]
+    assert (entry["sets"], device.captured) == (3, 3 + 2)
 
 
 def test_a_backend_that_is_not_for_this_gpu_leaves_its_rows_out(stand, options, monkeypatch):

@@ -208,9 +208,9 @@ def test_paged_schedules_are_those_of_the_definition(portable: Any, next_n: int)
         indices = torch.randint(0, requests, (requests,), generator=draw).int().sort()[0]
         given = None if next_n else indices
         out = torch.full((133, 2), -7, dtype=torch.int32, device=portable.device)
-        on_device = None if given is None else given.to(portable.device)
+        on_device = [None if x is None else x.to(portable.device) for x in (lens, given)]
         with portable.guard():
-            PORTABLE.paged_metadata(lens.to(portable.device), on_device, out)
+            PORTABLE.paged_metadata(*on_device, out)
         assert torch.equal(out.cpu(), schedule.paged_metadata(lens, 132, given))
 
 

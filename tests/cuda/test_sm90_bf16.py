@@ -40,6 +40,9 @@ SPREAD = quick((64, 128), (8, 32), (8, 128), (16, 64), (32, 32), (128, 64))
 TWO = [SPREAD[0], pytest.param(8, 32, marks=pytest.mark.slow)]
 PAIRS = [*itertools.product(HEADS, HEAD_DIMS)]
 PAGED = ((32, 8, 32), (16, 8, 128), (128, 1, 32), *VARIANTS)
+ON_GPU = pytest.mark.parametrize(
+    "bf16", [pytest.param("gpu", marks=pytest.mark.gpu)], indirect=True
+)
 N = 150
 SMALL: dict[str, Any] = {"formats": ("bf16",), "heads": (64,), "head_dims": (128,)}
 """Choices of which few kernels are compiled: all else is drawn."""
@@ -67,7 +70,7 @@ def test_exact_dense_logits_are_the_definition(bf16: Any, H: int, D: int) -> Non
         bf16.check(f"{line} weights={weights} clean=0 M=305 out_off=4 out_stride=311")
 
 
-@pytest.mark.gpu
+@ON_GPU
 @pytest.mark.parametrize(("H", "D"), PAIRS)
 def test_every_dense_kernel_is_right_on_a_gpu(bf16: Any, H: int, D: int) -> None:
     for at, out in enumerate(LOGITS_DTYPES):
@@ -87,7 +90,7 @@ def test_exact_paged_logits_are_the_definition(bf16: Any, H: int, next_n: int, D
         bf16.check(paged_line(P, 280 + at, facts, B=2, format="bf16"))
 
 
-@pytest.mark.gpu
+@ON_GPU
 @pytest.mark.parametrize(("H", "next_n", "D"), PAGED)
 def test_every_width_of_a_group_is_right_on_a_gpu(bf16: Any, H: int, next_n: int, D: int) -> None:
     for at, P in enumerate(PAGE_SIZES):
@@ -263,7 +266,7 @@ def test_an_out_of_any_stride_is_filled_and_nothing_around_it(bf16: Any) -> None
         assert guards_intact(out)
 
 
-@pytest.mark.gpu
+@ON_GPU
 def test_it_is_what_a_hopper_gpu_runs_by_default(bf16: Any) -> None:
     for H, D, page_size in itertools.product(HEADS, HEAD_DIMS, (None, 64)):
         found = mqa.supports(H, D, "bf16", page_size=page_size, device=bf16.device)

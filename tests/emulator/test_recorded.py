@@ -69,7 +69,7 @@ def seldom(line: str) -> bool:
 
 
 def recordable(chosen: tuple[Kernel, ...]) -> set[str]:
-    """Names of kernels. Those for bfloat16 have not been recorded on a GPU yet."""
+    """Names of kernels. Of those for bfloat16 only the covering set has been recorded on a GPU."""
     return {str(kernel) for kernel in chosen if "mqa::sm90::Bf16" not in kernel.arguments}
 
 
@@ -140,7 +140,7 @@ def test_the_recording_is_of_these_lines(recorded: dict[str, Any]) -> None:
 
 
 def test_the_lines_reach_every_kernel_of_the_covering_set(recorder: ModuleType) -> None:
-    assert recorder.kernel_names(LINES) >= recordable(kernels())
+    assert recorder.kernel_names(LINES) >= set(map(str, kernels()))
 
 
 def test_digests_tell_values_apart_and_take_every_nan_as_one(recorder: ModuleType) -> None:

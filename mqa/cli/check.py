@@ -126,9 +126,9 @@ def check(
 
 
 def _device_of(backend: str | None) -> torch.device:
-    """Where a call to this backend runs: the GPU if there is one and the backend, where one is
-    named, is a GPU's; else the CPU. Stops with the backend's reason if this machine cannot run it.
-    """
+    """Where a call to this backend, or to that of MQA_BACKEND, runs: the GPU if there is one and
+    the backend, where one is named, is a GPU's; else the CPU. Stops with the backend's reason if
+    this machine cannot run it."""
     known = {status.name: status for status in mqa.backends()}
     if backend in known and not known[backend].usable:
         raise Stop(f"--backend {backend}: {known[backend].reason}", exit_code=1)
@@ -136,7 +136,8 @@ def _device_of(backend: str | None) -> torch.device:
         return torch.device("cpu")
     gpu = torch.device("cuda", torch.cuda.current_device())
     # `judge` knows what to say of a name that no backend has.
-    on_gpu = backend is None or (backend in known and on_gpus_alone(backend, gpu))
+    named = config.backend_name() if backend is None else backend
+    on_gpu = named is None or (named in known and on_gpus_alone(named, gpu))
     return gpu if on_gpu else torch.device("cpu")
 
 

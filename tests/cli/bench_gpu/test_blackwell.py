@@ -196,7 +196,9 @@ def test_check_runs_where_the_named_backend_does(run, error_line, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert check._device_of("sm100") == torch.device("cuda", 1)
     assert check._device_of("reference") == torch.device("cpu")
-    assert check._device_of(None) == torch.device("cuda", 1)
+    for named, where in (("", "cuda:1"), ("sm100", "cuda:1"), ("reference", "cpu")):
+        monkeypatch.setattr(check.config, "backend_name", lambda named=named: named or None)
+        assert check._device_of(None) == torch.device(where)
     monkeypatch.setattr(Gpus, "reason", "needs compute capability 10.x, this one has 9.0")
     told = error_line(run("check", "--backend", "sm100"), 1)
     assert "--backend sm100: needs compute capability 10.x, this one has 9.0" in told

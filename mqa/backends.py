@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mqa import arguments, config
+from mqa.cuda.gpu import Gpu
 from mqa.cuda.portable import PORTABLE
 from mqa.cuda.sm90 import SM90, SM90_ACCURATE
 from mqa.cuda.sm100 import SM100
@@ -213,6 +214,8 @@ def support(problem: Problem, device: torch.device) -> Support:
     reasons = {backend.name: _reasons(backend, problem, device) for backend in BACKENDS}
     asked = config.backend_name()
     if asked is None:
+        if device.type != "cpu" and config.fallback() == "error":
+            reasons[REFERENCE.name] = (f"MQA_FALLBACK=error forbids it on {device}",)
         considered = [backend for backend in BACKENDS if backend.by_default]
     else:
         considered = [_named("MQA_BACKEND", asked)]
@@ -263,13 +266,30 @@ def on_gpus_alone(name: str, device: torch.device) -> bool:
 
 
 def explain(problem: Problem, device: torch.device, asked: str | None = None) -> str:
-    """Who can run `problem` on `device` and why the others cannot, a line each."""
-    lines = [f"{problem} on {device}"]
+    """Who can run `problem` on `device` and why the others cannot, a line each; first of all why
+    the one that was `asked` cannot."""
+    title = f"{problem} on {device}"
     if asked is not None:
-        lines[0] = f"backend {asked!r} cannot run {lines[0]}"
-    width = max(len(backend.name) for backend in BACKENDS)
-    for backend in BACKENDS:
-        reasons = _reasons(backend, problem, device)
+        title = f"backend {asked!r} cannot run {title}"
+    in_order = sorted(BACKENDS, key=lambda backend: backend.name != asked)
+    return _table(title, [(backend, _reasons(backend, problem, device)) for backend in in_order])
+
+
+def explain_elsewhere(problem: Problem, major: int, minor: int) -> str:
+    """The same of a GPU of that compute capability on a machine that has what kernels need."""
+    device = torch.device("cuda")
+    found = [
+        (one, tuple(one.reasons_elsewhere(problem, major, minor)))
+        if isinstance(one, Gpu)
+        else (one, _reasons(one, problem, device))
+        for one in BACKENDS
+    ]
+    return _table(f"{problem} on a GPU of compute capability {major}.{minor}", found)
+
+
+def _table(title: str, found: Iterable[tuple[Backend, tuple[str, ...]]]) -> str:
+    lines, width = [title], max(len(backend.name) for backend in BACKENDS)
+    for backend, reasons in found:
         default = "can run it" if backend.by_default else "can run it, only by name"
         lines += [f"  {backend.name:<{width}}  {reason}" for reason in reasons or (default,)]
     return "\n".join(lines)

@@ -107,6 +107,28 @@ def test_none_able_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert support.backend is None
 
 
+def test_supports_heeds_that_the_reference_is_forbidden_on_a_gpu(
+    backend_list: BackendList, setenv: SetEnv
+) -> None:
+    backend_list(Picky())
+    assert mqa.supports(4, 32, "fp8", device="cuda").backend == "reference"
+    setenv("MQA_FALLBACK", "error")
+    support = mqa.supports(4, 32, "fp8", device="cuda")
+    assert not support
+    assert support.reasons["reference"] == ("MQA_FALLBACK=error forbids it on cuda",)
+    assert mqa.supports(4, 32, "fp8", device="cpu").backend == "reference"
+    setenv("MQA_BACKEND", "reference")
+    assert mqa.supports(4, 32, "fp8", device="cuda").backend == "reference"
+
+
+def test_the_backend_that_is_asked_for_says_first_why_it_cannot(backend_list: BackendList) -> None:
+    backend_list(Picky(), Picky("other"))
+    order = ["other", "other", "picky", "picky", "reference"]
+    with pytest.raises(mqa.BackendUnavailableError) as raised:
+        make_case(parse(LINE)).run(backend="other")
+    assert [line.split()[0] for line in str(raised.value).splitlines()[1:]] == order
+
+
 def test_an_unknown_name_lists_the_known_ones(backend_list: BackendList, setenv: SetEnv) -> None:
     backend_list(Picky())
     case = make_case(parse(LINE))

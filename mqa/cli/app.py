@@ -84,7 +84,7 @@ def _root(
     \b
     mqa demo                          a first look, with a picture
     mqa doctor                        what this machine can run
-    mqa check                         does every backend compute what it should
+    mqa check                         does a backend compute what it should
     mqa explain "dense fp8 S=..."     who would run this call, and why not the others
     mqa emulate "dense fp8 S=..."     run its kernel on the CPU, races looked for
     mqa bench                         how fast, against what people use today

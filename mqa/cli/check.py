@@ -40,6 +40,7 @@ from mqa.problem import REGIMES, PagedProblem, Problem
 from mqa.testing import CORPORA, corpus
 
 _SHOWN_FAILURES = 20
+_SECONDS = 120.0
 _MOST_LOST = 10
 """Cases that may take their process with them before the others are given up."""
 
@@ -54,7 +55,8 @@ def check(
     device: Annotated[
         str | None,
         typer.Option(
-            help="cpu, cuda or cuda:<index>. Default: a GPU, if the backend runs on one here."
+            help="cpu, cuda or cuda:<index>. Default: a GPU if there is one, but the CPU for a "
+            "named backend that runs there."
         ),
     ] = None,
     suite_name: Annotated[
@@ -66,7 +68,7 @@ def check(
     table: Annotated[Path | None, typer.Option(help="Markdown file for the table.")] = None,
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds that a GPU may take for a case.")
-    ] = 120.0,
+    ] = _SECONDS,
 ) -> None:
     """Compare a backend with an independent oracle in float64.
 
@@ -95,8 +97,10 @@ def check(
         if path is not None:
             assert_writable(path)
     chosen = parse_problems(problems) if problems else _suite(suite_name)
-    options = _options(backend, device or "cpu")
+    options = _options(backend, device)
     about = [*(problems or ("--suite", suite_name)), *shlex.split(options)]
+    if timeout != _SECONDS:
+        about += ["--timeout", f"{timeout:g}"]
     facts = _facts(where, backend, None if problems else suite_name, about)
     begin = time.perf_counter()
     _compile_ahead(chosen, where, backend)
@@ -246,9 +250,9 @@ def _largest(members: Sequence[Outcome], *, exact: bool) -> str:
     return f"{max(shares):.2g} of bound"
 
 
-def _options(backend: str | None, device: str) -> str:
+def _options(backend: str | None, device: str | None) -> str:
     named = f" --backend {backend}" if backend else ""
-    return f"{named} --device {device}" if device != "cpu" else named
+    return f"{named} --device {device}" if device else named
 
 
 def _print_failures(out: Console, outcomes: Sequence[Outcome], missing: int, options: str) -> None:

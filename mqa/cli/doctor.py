@@ -20,9 +20,11 @@ from rich.text import Text
 
 import mqa
 from mqa import config
+from mqa.backends import BACKENDS
 from mqa.cli import machine
 from mqa.cli.console import one_line, print_whole, standard_output
 from mqa.cuda import cache, compiler, targets, variants
+from mqa.cuda.gpu import Gpu
 
 Row = tuple[str, str]
 _TOOLCHAIN = (
@@ -47,8 +49,8 @@ _VARIABLES: tuple[tuple[str, Callable[[], object]], ...] = (
 def doctor() -> None:
     """Show the machine, the software and every backend: usable, or why not and what would help.
 
-    Exits with 1 if something is wrong with the installation or a variable, 0 otherwise: a machine
-    without a GPU is fine.
+    Exits with 1 if something is wrong with the installation or a variable, or a GPU gets the slow
+    reference though there are kernels for it; 0 otherwise: a machine without a GPU is fine.
 
     \b
     Example:
@@ -61,7 +63,7 @@ def doctor() -> None:
     _section(out, "compiled kernels", _cache_rows())
     _section(out, "backends, best first", _backend_rows())
     _section(out, "variables", _variable_rows())
-    problems = [*collisions(), *_bad_variables()]
+    problems = [*collisions(), *_bad_variables(), *_without_kernels()]
     for problem in problems:
         print_whole(out, f"problem: {problem}", style="bold red")
     if problems:
@@ -201,15 +203,32 @@ def _variable_rows() -> Iterator[Row]:
 
 
 def _bad_variables() -> Iterator[str]:
-    known = [status.name for status in mqa.backends()]
+    known = {status.name: status for status in mqa.backends()}
     for name, read in _VARIABLES:
         try:
             value = read()
         except ValueError as error:
             yield str(error)
             continue
-        if name == "MQA_BACKEND" and value is not None and value not in known:
+        if name != "MQA_BACKEND" or value is None:
+            continue
+        if value not in known:
             yield f"MQA_BACKEND={value!r}, expected one of {', '.join(known)}"
+        elif not known[str(value)].usable:
+            yield f"MQA_BACKEND={value!r} is not usable here: {known[str(value)].reason}"
+
+
+def _without_kernels() -> Iterator[str]:
+    """Why the GPU at hand gets the reference, if one of its compute capability need not."""
+    if not torch.cuda.is_available():
+        return
+    gpu = torch.cuda.current_device()
+    capability = torch.cuda.get_device_capability(gpu)
+    own = [one.name for one in BACKENDS if isinstance(one, Gpu) and one.takes(*capability)]
+    reasons = {one.name: one.reason for one in mqa.backends() if one.name in own}
+    if reasons and all(reasons.values()):
+        told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        yield f"calls on cuda:{gpu} get the slow reference: {told}"
 
 
 def _section(out: Console, title: str, rows: Iterator[Row]) -> None:

@@ -28,6 +28,8 @@ _MAPS = 1024
 _NO_CONTEXT = (4, 201)
 """CUresult of a thread that has not used the device: deinitialized, invalid context."""
 _DEFAULT_SHARED_BYTES = 48 * 1024
+_R580 = 13
+"""The major release of CUDA whose first driver is R580."""
 
 _lock = threading.Lock()
 _loads = 0
@@ -54,16 +56,37 @@ def unavailable() -> str | None:
 
 def _too_old() -> str | None:
     """Whether the NVIDIA driver is from before the CUDA release that compiles the kernels."""
+    has, (major, minor) = _release(), compiler.release()
+    if has is None or has[0] >= major:
+        return None
+    needs = f"kernels are compiled by {major}.{minor} and need one for CUDA {major}.0 or newer"
+    branch = " (R580 or newer)" if major == _R580 else ""
+    return f"the NVIDIA driver is for CUDA {has[0]}.{has[1]}, {needs}{branch}"
+
+
+def ptx_misfit(arch: str) -> str | None:
+    """Why the driver does not assemble what is compiled to PTX for `arch`, None if it does. Unlike
+    binaries, PTX of a later release of the same CUDA is unknown to it."""
+    if not arch.startswith("compute_"):
+        return None
+    has, compiles = _release(), compiler.release()
+    if has is None or has >= compiles:
+        return None
+    by, knows = (".".join(map(str, release)) for release in (compiles, has))
+    return (
+        f"{arch} is PTX of NVRTC {by}, the NVIDIA driver is for CUDA {knows} and assembles none "
+        f"of later releases: it needs a newer driver, or nvidia-cuda-nvrtc {knows}"
+    )
+
+
+def _release() -> tuple[int, int] | None:
+    """The CUDA release that the driver is for; None if there is no driver at all, so that torch
+    finds no device either."""
     try:
         error, version = _driver().cuDriverGetVersion()
-    except RuntimeError:  # There is no driver at all, so torch finds no device either.
+    except RuntimeError:
         return None
-    major, minor = compiler.release()
-    if not int(error) and version // 1000 >= major:
-        return None
-    has = f"{version // 1000}.{version % 1000 // 10}"
-    needs = f"kernels are compiled by {major}.{minor} and need one for CUDA {major}.0 or newer"
-    return f"the NVIDIA driver is for CUDA {has}, {needs}"
+    return (0, 0) if int(error) else (version // 1000, version % 1000 // 10)
 
 
 @functools.cache

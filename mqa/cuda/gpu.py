@@ -70,6 +70,12 @@ class Gpu(ABC):
         yield from self._device_reasons(device)
         yield from self.problem_reasons(problem)
 
+    def reasons_elsewhere(self, problem: Problem, major: int, minor: int) -> Iterator[str]:
+        """Reasons on a GPU of that compute capability that this machine need not have."""
+        if not self.takes(major, minor):
+            yield f"needs compute capability {self.capability}"
+        yield from self.problem_reasons(problem)
+
     def problem_reasons(self, problem: Problem) -> Iterator[str]:
         """Reasons that hold on every device, and for an emulator of one."""
         return problem_reasons(problem, self.elements)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mqa.cuda import targets
+from mqa.cuda import driver, targets
 from mqa.cuda.covering import covering
 from mqa.cuda.dense import DenseFacts, dense_arguments
 from mqa.cuda.gpu import Gpu
@@ -140,7 +140,10 @@ class Portable(Gpu):
         return 10 * major + minor >= targets.FIRST_PORTABLE
 
     def misfit(self, device: torch.device) -> str | None:
-        return targets.portable_misfit(device)
+        misfit = targets.portable_misfit(device)
+        if misfit is not None or driver.unavailable() is not None:
+            return misfit
+        return driver.ptx_misfit(targets.portable(device))
 
     def problem_reasons(self, problem: Problem) -> Iterator[str]:
         if problem.D not in HEAD_DIMS:

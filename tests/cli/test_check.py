@@ -236,7 +236,7 @@ def test_on_a_gpu_cases_are_judged_apart_until_too_many_are_lost(run, monkeypatc
     assert given_up in result.stdout
     report = json.loads(files[0].read_text())
     assert (report["failed"], report["not_checked"], len(report["cases"])) == (2, 3, 2)
-    assert report["command"] == ["mqa", "check", *lines, "--device", "cuda"]
+    assert report["command"] == ["mqa", "check", *lines, *options]
     page = files[1].read_text("utf-8")
     assert f"- {given_up}" in page
     assert "- command: mqa check 'dense fp8 S=3" in page

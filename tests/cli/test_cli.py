@@ -60,7 +60,7 @@ def test_version_is_shown(run):
         (["explain", SMALL_DENSE, "--device", "abacus"], "'abacus'"),
         (["explain", SMALL_DENSE, "--device", "meta"], "'meta'"),
         (["explain", SMALL_DENSE, "--device", "cuda:99"], "no such GPU"),
-        (["explain", SMALL_DENSE, "--device", "sm77"], "capability 7.7"),
+        (["explain", SMALL_DENSE, "--device", "a100"], "or sm80 and the like"),
         (["check", SMALL_DENSE, "sparse fp8"], "'sparse fp8'"),
         (["check", SMALL_DENSE, "--backend", "abacus"], "backend='abacus'"),
         (["check", SMALL_DENSE + " q_stride=1x1x1"], "q_stride"),

@@ -67,6 +67,33 @@ def test_doctor_reports_on_a_gpu_that_an_architecture_is_wrong(
     assert f"problem: {name}='{value}'" in result.stdout
 
 
+def test_doctor_reports_that_a_gpu_gets_the_reference_and_why(run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(machine, "gpus", list)
+    monkeypatch.setattr(driver, "unavailable", lambda: "cuda-python is not installed")
+    monkeypatch.setenv("COLUMNS", "300")
+    for capability, names in (((8, 0), ["portable"]), ((9, 0), ["sm90", "portable"]), ((7, 5), [])):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, c=capability: c)
+        result = run("doctor")
+        told = "problem: calls on cuda:0 get the slow reference: "
+        assert result.exit_code == (1 if names else 0)
+        assert (told in result.stdout) == bool(names)
+        for name in names:
+            assert f"{name}: cuda-python is not installed" in result.stdout
+    monkeypatch.setattr(driver, "unavailable", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    assert run("doctor").exit_code == 0
+
+
+def test_doctor_reports_that_the_backend_of_the_environment_is_not_usable(run, monkeypatch):
+    monkeypatch.setenv("MQA_BACKEND", "portable")
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "problem: MQA_BACKEND='portable' is not usable here: needs an NVIDIA" in result.stdout
+
+
 def test_doctor_reports_another_distribution_named_mqa(run, monkeypatch):
     monkeypatch.setattr(machine, "installed", lambda name: "3.1" if name == "mqa" else None)
     result = run("doctor")

@@ -111,7 +111,20 @@ def test_a_driver_from_before_the_compiler_is_what_is_missing(fake: FakeDriver) 
     fake.version = 12090
     told = str(driver.unavailable())
     assert told.startswith("the NVIDIA driver is for CUDA 12.9, kernels are compiled by 13.")
-    assert told.endswith(" and need one for CUDA 13.0 or newer")
+    assert told.endswith(" and need one for CUDA 13.0 or newer (R580 or newer)")
+
+
+def test_ptx_needs_a_driver_as_new_as_the_compiler(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver.compiler, "release", lambda: (13, 2))
+    fake.version = 13010
+    assert driver.ptx_misfit("sm_80") is None
+    told = str(driver.ptx_misfit("compute_80"))
+    assert told.startswith("compute_80 is PTX of NVRTC 13.2, the NVIDIA driver is for CUDA 13.1")
+    assert told.endswith("nvidia-cuda-nvrtc 13.1")
+    fake.version = 13020
+    assert driver.ptx_misfit("compute_80") is None
 
 
 @pytest.mark.usefixtures("_ask_again")

@@ -34,7 +34,7 @@ from mqa.testing.windows import (
     valid_counts,
 )
 
-CORPORA = ("smoke", "ci", "all")
+CORPORA = ("smoke", "ci", "all", "portable")
 
 _LEANS = (0.8, 1.3, 2.0)
 """How much q and k of exact cases lean towards each other, in sigmas of a dot; the first to do."""
@@ -165,7 +165,8 @@ def read_corpus(path: str | Path) -> list[Problem]:
 
 
 def corpus(name: str) -> list[Problem]:
-    """The problems of one of the project's own corpora: smoke, ci or all.
+    """The problems of one of the project's own corpora: smoke, ci, all, or portable, which is all
+    and every choice that the `portable` backend's kernels are compiled for.
 
     Raises ValueError for another name.
     """
@@ -173,7 +174,9 @@ def corpus(name: str) -> list[Problem]:
     homes = (here / "corpus", here.parents[1] / "tests" / "corpus")  # installed, in a checkout
     if name not in CORPORA:
         raise ValueError(f"name={name!r}, expected one of {', '.join(CORPORA)}")
-    return read_corpus(next(home for home in homes if home.is_dir()) / f"{name}.txt")
+    home = next(home for home in homes if home.is_dir())
+    names = ("all", name) if name == "portable" else (name,)
+    return [problem for name in names for problem in read_corpus(home / f"{name}.txt")]
 
 
 class _Builder:

@@ -1,9 +1,11 @@
 """What the portable kernels have to do, in the emulator and on a GPU: cases, and checks of what
-changes nothing and of what reaches which logits."""
+changes nothing and of what reaches which logits. `LINES` and `EVERY` are what the corpus `portable`
+adds to `all`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +15,9 @@ from paged_cases import in_pages, paged_line, pool, used_tokens
 from torch import Tensor
 
 import mqa
+from mqa.cuda.operands import HEAD_DIMS
 from mqa.cuda.portable import ELEMENTS
-from mqa.problem import DenseProblem, Problem, parse
+from mqa.problem import LOGITS_DTYPES, DenseProblem, Problem, parse
 from mqa.reference import definition
 from mqa.testing import Case, assert_bitwise, make_case
 
@@ -59,6 +62,22 @@ LINES = (
     "paged mxfp4 B=3 next_n=2 H=1 D=64 P=3 blocks=200 columns=60 L=170 table_stride=70x1 clean=1",
     "paged mxfp4 B=3 next_n=2 H=24 D=32 P=256 blocks=5 columns=1 L=256 lens=random w_stride=70x2",
 )
+
+
+HEADS = (5, 16, 24, 64, 100, 130)
+"""One for each number that heads are padded to."""
+
+
+def lines_of_every_choice() -> Iterator[str]:
+    """Each format with each head count and dim, dense and paged; logits dtypes in turn."""
+    for number, (format, H, D) in enumerate(itertools.product(FORMATS, HEADS, HEAD_DIMS)):
+        facts = f"H={H} D={D} out={LOGITS_DTYPES[number % 3]} seed={number}"
+        yield f"dense {format} S=37 N=700 {facts} windows=random"
+        P = (1, 3, 48, 64, 256, 7)[number % 6]
+        yield paged_line(P, 500, f"next_n={number % 9 + 1} {facts} lens=random", format=format)
+
+
+EVERY = tuple(lines_of_every_choice())
 
 
 @dataclass(frozen=True)

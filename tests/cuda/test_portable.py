@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from graph_tools import dependent_launch, free, refill
-from paged_cases import paged_line
 from portable_cases import (
     FORMATS,
+    EVERY,
     LINES,
     Runner,
     infinities_do_what_the_definition_says,
@@ -32,16 +32,13 @@ import mqa
 from mqa import config
 from mqa.cli.machine import usable_cores
 from mqa.cuda import cache, targets
-from mqa.cuda.operands import HEAD_DIMS
 from mqa.cuda.portable import PORTABLE
-from mqa.problem import LOGITS_DTYPES, PagedProblem, parse
+from mqa.problem import PagedProblem, parse
 from mqa.reference import schedule
 from mqa.testing import Case, assert_bitwise, guards_intact, read_corpus
 
 pytestmark = pytest.mark.gpu
 CORPUS = Path(__file__).parents[1] / "corpus" / "ci.txt"
-HEADS = (5, 16, 24, 64, 100, 130)
-"""One for each number that heads are padded to."""
 CAPTURED = (
     "dense fp8 S=50 N=700 H=24 D=128 windows=random",
     "dense mxfp4 S=300 N=500 H=5 D=64 windows=random M=500 out=bfloat16",
@@ -49,18 +46,6 @@ CAPTURED = (
     "paged fp8 B=9 next_n=2 H=64 D=128 P=48 blocks=200 columns=20 L=900 lens=random clean=1",
     "paged mxfp8 B=40 next_n=1 H=24 D=64 P=3 blocks=999 columns=50 L=140 varlen=1 lens=random",
 )
-
-
-def lines_of_every_choice() -> Iterator[str]:
-    """Each format with each head count and dim, dense and paged; logits dtypes in turn."""
-    for number, (format, H, D) in enumerate(itertools.product(FORMATS, HEADS, HEAD_DIMS)):
-        facts = f"H={H} D={D} out={LOGITS_DTYPES[number % 3]} seed={number}"
-        yield f"dense {format} S=37 N=700 {facts} windows=random"
-        P = (1, 3, 48, 64, 256, 7)[number % 6]
-        yield paged_line(P, 500, f"next_n={number % 9 + 1} {facts} lens=random", format=format)
-
-
-EVERY = tuple(lines_of_every_choice())
 
 
 @pytest.fixture(scope="module", params=["", "compute_80"], ids=["own", "compute_80"])

@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import portable_cases
 import pytest
 import torch
 from hypothesis import given
@@ -20,7 +21,7 @@ from mqa.cuda.plan import Kernel, Plan
 from mqa.cuda.portable import PORTABLE
 from mqa.emulator.backend import PORTABLE_EMULATED
 from mqa.problem import FORMATS, Format, parse
-from mqa.testing import Case, accumulators, make_case
+from mqa.testing import Case, accumulators, corpus, make_case
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 DENSE = "dense fp8 S=9 N=40 H=64 D=128"
@@ -297,6 +298,21 @@ def test_a_launch_gets_the_addresses_of_its_tensors(
     assert [address for _, address in bound] == [*dense_addresses(call, out, plan)]
     assert dict(bound)["kv"] == call.k.data_ptr()
     assert dict(bound)["q"] == call.q.data_ptr()
+
+
+def test_the_corpus_is_all_and_what_the_tests_run() -> None:
+    beyond = [parse(line) for line in (*portable_cases.LINES, *portable_cases.EVERY)]
+    assert corpus("portable") == [*corpus("all"), *beyond]
+    reached = {kernel for problem in beyond for kernel in PORTABLE.kernels_of(problem)}
+    wanted = itertools.product(
+        (portable.DENSE, portable.PAGED),
+        PORTABLE.elements.values(),
+        (*portable.HEADS, portable.MANY_HEADS),
+        HEAD_DIMS,
+    )
+    for name, elements, heads, dim in wanted:
+        about = (f"mqa::portable::{elements}", str(heads), str(dim))
+        assert any((one.name, one.arguments[:3]) == (name, about) for one in reached), about
 
 
 def test_schedules_are_made_by_one_cta() -> None:

@@ -8,7 +8,7 @@ from mqa.problem import FORMATS, DenseProblem, PagedProblem
 from mqa.testing import make_case, read_corpus
 
 CORPUS = Path(__file__).parents[1] / "corpus"
-NAMES = ("smoke", "ci", "all")
+NAMES = ("smoke", "ci", "all", "portable")
 
 
 @pytest.mark.parametrize("name", NAMES)

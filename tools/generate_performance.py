@@ -4,8 +4,7 @@
 
 A report is what `mqa bench --suite hopper --json`, or another GPU suite, wrote. The tables of the
 static model come from `tools/pipeline_model.py`. Only the text between the markers of the page is
-replaced. Each picture carries the digest of the report it
-was drawn from, so that `tests/test_performance_docs.py` fails while tables or pictures are stale.
+replaced. Each picture carries the digest of the report it was drawn from, so that `tests/test_performance_docs.py` fails while tables or pictures are stale.
 """
 
 from __future__ import annotations
@@ -117,9 +116,13 @@ def _facts(path: Path, report: Mapping[str, Any]) -> str:
     }
     listed = ", ".join(f"{name} {version}" for name, version in named.items() if version)
     source = f"[{path.name}]({path.parent.name}/{path.name})"
+    usual = report["rounds"]
+    ratios = [row["ratio"] for row in report["rows"] if "ratio" in row]
+    fewer = sorted({ratio.get("rounds", usual) for ratio in ratios} - {usual})
+    pairs = f"{usual} pairs a row{''.join(f', in some {count}' for count in fewer)}"
     return (
         f"{listed}. Measured {report['date'][:10]} by `{shlex.join(report['command'])}`, "
-        f"{report['rounds']} pairs a row; all numbers are in {source}.\n"
+        f"{pairs}; all numbers are in {source}.\n"
     )
 
 

@@ -21,16 +21,19 @@ _SLACK = 5e-6
 """Seconds that an uneven call may take beyond its work at the even case's rate."""
 
 
-_BLACKWELL = 10
-"""Major compute capability from which on there is tensor memory."""
+_HOPPER, _BLACKWELL = 9, 10
+"""Major compute capabilities; from the latter on there is tensor memory."""
 
 
 def floors(party: Party, major: int) -> dict[str, float]:
-    """SM clocks per pair below which the units cannot go, each for itself, by compute capability.
+    """SM clocks per pair below which the units cannot go, each for itself, by compute capability;
+    nothing of portable kernels on GPUs whose units were not measured.
 
     Blackwell: 8192 multiply-adds a clock, 16384 of E2M1; a relu on one of two units, of 64 and 128
     lanes, of which the wider one has the multiply-adds too; 128 dots a clock from tensor memory.
     """
+    if party.call.by == "portable" and major != _HOPPER:
+        return {}
     if major >= _BLACKWELL:
         rate = 16384 if party.call.format == "mxfp4" else 8192
         tensor = party.H * party.D / rate

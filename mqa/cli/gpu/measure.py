@@ -132,5 +132,5 @@ def _side(side: Prepared, seconds: float, device: Device, hz: float) -> dict[str
         "tflops": 2 * work * pairs / seconds / 1e12,
         "clocks_per_pair": clocks,
         "floor_clocks": least,
-        "share_of_floor": max(least.values()) / clocks,
+        "share_of_floor": max(least.values()) / clocks if least else None,
     }

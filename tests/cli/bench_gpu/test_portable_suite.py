@@ -132,6 +132,17 @@ def test_products_of_portable_kernels_are_of_16_bits(stand):
     assert (floors(own, 9)["tensor"], floors(portable, 9)["tensor"]) == (2.0, 4.0)
 
 
+def test_no_floor_of_portable_kernels_is_known_but_on_hopper(stand, options):
+    party = stand.party(stand.SMALL, by="portable")
+    for major in (8, 10, 12):
+        assert floors(party, major) == {}
+    device = stand.Cpu()
+    device.major = 12
+    row = stand.comparison("portable fallback", stand.party(stand.SMALL, by="reference"), party)
+    (entry,) = measure_suite(options, [row], device, stand.OtherMqa())["rows"]
+    assert entry["ours"]["share_of_floor"] is None
+
+
 def test_there_is_no_picture_of_it(tmp_path):
     with pytest.raises(Stop, match="--plot: --suite portable has no picture"):
         selected(Options("portable", plot=tmp_path / "x.png"))

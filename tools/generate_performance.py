@@ -4,7 +4,8 @@
 
 A report is what `mqa bench --suite hopper --json`, or another GPU suite, wrote. The tables of the
 static model come from `tools/pipeline_model.py`. Only the text between the markers of the page is
-replaced. Each picture carries the digest of the report it was drawn from, so that `tests/test_performance_docs.py` fails while tables or pictures are stale.
+replaced. Each picture carries the digest of the report it was drawn from, so that
+`tests/test_performance_docs.py` fails while tables or pictures are stale.
 """
 
 from __future__ import annotations

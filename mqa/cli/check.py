@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import time
@@ -158,7 +159,7 @@ def _compile_ahead(problems: Sequence[Problem], device: torch.device, backend: s
     """Have on disk what the process that judges would compile one by one. What does not compile
     fails its cases there."""
     folder = config.cache_dir()
-    if device.type != "cuda" or folder is None:
+    if device.type != "cuda" or folder is None or not machine.writable(folder):
         return
     kernels: dict[str, dict[Kernel, None]] = {}
     for problem in problems:
@@ -170,8 +171,9 @@ def _compile_ahead(problems: Sequence[Problem], device: torch.device, backend: s
                 continue
         for kernel in chosen.kernels_of(problem) if isinstance(chosen, Gpu) else ():
             kernels.setdefault(targets.of(kernel, device), {})[kernel] = None
-    for arch, needed in kernels.items():
-        compile_all(list(needed), arch, folder, machine.usable_cores())
+    with contextlib.suppress(RuntimeError):  # which judging tells, case by case
+        for arch, needed in kernels.items():
+            compile_all(list(needed), arch, folder, machine.usable_cores())
 
 
 def _judged(

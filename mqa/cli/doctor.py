@@ -179,9 +179,9 @@ def _contents(folder: Path, wanted: dict[str, list[str]]) -> Iterator[str]:
 
 def _access(folder: Path) -> str:
     """Whether kernels can be written there; a folder that is missing will be made."""
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+    if machine.writable(folder):
         return "writable"
+    existing = machine.existing(folder)
     return f"not writable: kernels are compiled anew in each process ({existing})"
 
 

@@ -151,6 +151,17 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def existing(folder: Path) -> Path:
+    """The folder, or what of its parents there is."""
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
+
+
+def writable(folder: Path) -> bool:
+    """Whether files can be written there; a folder that is missing will be made."""
+    found = existing(folder)
+    return found.is_dir() and os.access(found, os.W_OK | os.X_OK)
+
+
 def memory_gib() -> float | None:
     """Physical memory, or None where the system doesn't say."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -84,7 +85,9 @@ def judge(case: Case, backend: str | None = None, ran: Ran = lambda: None) -> Ou
         if got.is_cuda:
             torch.cuda.synchronize(got.device)
         ran()
-        worst = _worst(case, got, chosen.accumulator(case.problem.format))
+        with torch.cuda.device(case.device) if got.is_cuda else contextlib.nullcontext():
+            name = chosen.accumulator(case.problem.format)
+        worst = _worst(case, got, name)
     except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
         detail = _detail(error)
     else:

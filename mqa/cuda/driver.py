@@ -79,6 +79,7 @@ def ptx_misfit(arch: str) -> str | None:
     )
 
 
+@functools.cache
 def _release() -> tuple[int, int] | None:
     """The CUDA release that the driver is for; None if there is no driver at all, so that torch
     finds no device either."""

@@ -250,7 +250,7 @@ def _cut(values: F64, mantissa_bits: int) -> F64:
 
 @dataclass(frozen=True)
 class Tiled:
-    """A model, evaluated a tile at a time on every core: the same values, sooner."""
+    """A tensor unit's model, evaluated a tile at a time on every core: the same values, sooner."""
 
     model: Accumulator
 

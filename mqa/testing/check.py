@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
+from mqa.testing._codes import F64, I64, Bool
 from mqa.testing.accumulators import EXACT, FLOAT32, Accumulator
 from mqa.testing.cases import Case
 from mqa.testing.compare import assert_bitwise, assert_within, replay_line
 from mqa.testing.data import Group
 from mqa.testing.oracle import logits
 from mqa.testing.tolerance import tolerance
-from mqa.problem import DenseProblem
+from mqa.problem import DenseProblem, Problem
 
 
 def assert_logits(case: Case, got: Tensor, accumulator: Accumulator = FLOAT32) -> None:
@@ -40,8 +40,9 @@ def largest_error(
     bound: None in the exact regime, and where nothing was bounded.
 
     Models of tensor units take long. `most_products` is how many products q * k of a dense case of
-    the bounded regime are formed: of one that has more, rows from its first to its last are judged,
-    spread evenly, at least one.
+    the bounded regime are formed: of one that has more, rows from its first to its last are held
+    against the oracle, spread evenly, at least one. Of the others it is known that nothing is NaN
+    and that what lies outside windows is -inf, if the problem is cleaned.
 
     Raises AssertionError, whose last line is `replay` if that is given.
     """
@@ -49,26 +50,69 @@ def largest_error(
     if got.dtype != case.out_dtype:
         wanted = f"got {got.dtype}, wanted {case.out_dtype}"
         raise AssertionError(wanted + replay_line(replay))
-    exact = problem.regime == "exact"
-    if most_products is not None and not exact and isinstance(problem, DenseProblem):
-        count = max(1, most_products // max(1, problem.N * problem.H * problem.D))
-        if count < problem.S:
-            rows = np.unique(np.linspace(0, problem.S - 1, count).astype(np.int64))
-            case, got = _rows_of(case, rows), got[torch.from_numpy(rows)]
-    result = logits(case, EXACT if exact else accumulator)
-    where = None if problem.clean else result.valid
-    if exact:
+    if problem.regime == "exact":
+        result = logits(case, EXACT)
+        where = None if problem.clean else result.valid
         assert_bitwise(got, result.values, where=where, replay=replay)
         return None
-    bound = tolerance(result, problem.out)
-    assert_within(got, result.values, bound, where=where, replay=replay)
+    bounds = _bounds(case, accumulator, _spread(problem, most_products))
+    assert_within(got, bounds.want, bounds.tolerance, where=bounds.where, replay=replay)
     value = got.detach().cpu().double().numpy()
-    counted = result.valid & (bound > 0) & np.isfinite(value) & np.isfinite(result.values)
-    shares = np.abs(value[counted] - result.values[counted]) / bound[counted]
+    lost = np.argwhere(bounds.passed_over & np.isnan(value))
+    if len(lost):
+        found = f"{len(lost)} entries are NaN; first at row {lost[0][0]}, column {lost[0][1]}"
+        raise AssertionError(found + replay_line(replay))
+    counted = bounds.where & (bounds.tolerance > 0) & np.isfinite(value) & np.isfinite(bounds.want)
+    shares = np.abs(value[counted] - bounds.want[counted]) / bounds.tolerance[counted]
     return float(shares.max()) if shares.size else None
 
 
-def _rows_of(case: Case, rows: npt.NDArray[np.int64]) -> Case:
+@dataclass(frozen=True)
+class _Bounds:
+    """What the logits of a case have to be; all arrays are [rows, width]."""
+
+    want: F64
+    tolerance: F64
+    where: Bool
+    """The entries that are held against these."""
+    passed_over: Bool
+    """Inside a window, in a row that is not held against the oracle."""
+
+
+def _bounds(case: Case, accumulator: Accumulator, rows: I64 | None) -> _Bounds:
+    """Of these rows, or of all."""
+    out, clean = case.problem.out, case.problem.clean
+    if rows is None:
+        result = logits(case, accumulator)
+        where = np.ones_like(result.valid) if clean else result.valid
+        return _Bounds(result.values, tolerance(result, out), where, np.zeros_like(where))
+    data = case.data
+    position = data.origin[:, None] + np.arange(data.width)
+    inside = (position >= data.start[:, None]) & (position < data.end[:, None])
+    result = logits(_rows_of(case, rows), accumulator)
+    want, bound = np.full(inside.shape, -np.inf), np.zeros(inside.shape)
+    where, passed_over = ~inside & clean, inside.copy()
+    want[rows], bound[rows] = result.values, tolerance(result, out)
+    where[rows] = True if clean else result.valid
+    passed_over[rows] = False
+    return _Bounds(want, bound, where, passed_over)
+
+
+def _spread(problem: Problem, most_products: int | None) -> I64 | None:
+    """As many rows as have no more products, the first and the last among them; None: all."""
+    if most_products is None or not isinstance(problem, DenseProblem):
+        return None
+    count = max(1, most_products // max(1, problem.N * problem.H * problem.D))
+    if count >= problem.S:
+        return None
+    last, step = problem.S - 1, (problem.S - 1) // max(1, count - 1)
+    rows = np.linspace(0, last, count).astype(np.int64)
+    # Each one place further, or all might be at the same place of a kernel's blocks of rows.
+    rows[1:-1] += np.arange(1, max(1, count - 1)) % max(1, step)
+    return np.unique(rows)
+
+
+def _rows_of(case: Case, rows: I64) -> Case:
     """What the oracle needs of a dense case that consists of these rows."""
     data = case.data
     of_rows = {name: getattr(data, name)[rows] for name in ("q_codes", "weights", "start", "end")}

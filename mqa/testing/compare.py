@@ -103,7 +103,7 @@ def assert_within(
     if where is not None:
         wrong &= where
     if wrong.any():
-        at = _first(excess == np.where(wrong, excess, -1).max())
+        at = _first(wrong & (excess == excess[wrong].max()))
         raise AssertionError(
             f"{_count(wrong)} entries are out of bounds; worst at row {at[0]}, column {at[1]}: "
             f"got {_value(tensor, at)!r}, wanted {float(want[at])!r} within {tolerance[at]:.6g}"

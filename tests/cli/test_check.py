@@ -207,8 +207,11 @@ def test_a_device_is_unfit_once_it_raises(monkeypatch):
 
 
 def test_on_a_gpu_cases_are_judged_apart_until_too_many_are_lost(run, monkeypatch, tmp_path):
+    steps = []
+
     class Losing:
         def __init__(self, device, backend, seconds):
+            steps.append("judging")
             assert (device, backend, seconds) == (torch.device("cuda"), None, 7.0)
             self.lost = 0
 
@@ -224,6 +227,7 @@ def test_on_a_gpu_cases_are_judged_apart_until_too_many_are_lost(run, monkeypatc
 
     check = importlib.import_module("mqa.cli.check")
     monkeypatch.setattr(check, "Apart", Losing)
+    monkeypatch.setattr(check, "_compile_ahead", lambda *facts: steps.append(facts))
     monkeypatch.setattr(check, "_MOST_LOST", 2)
     monkeypatch.setattr(check, "usable_device", torch.device)
     monkeypatch.setattr(machine, "summary", lambda device: {"device": "Abacus"})
@@ -237,6 +241,7 @@ def test_on_a_gpu_cases_are_judged_apart_until_too_many_are_lost(run, monkeypatc
     report = json.loads(files[0].read_text())
     assert (report["failed"], report["not_checked"], len(report["cases"])) == (2, 3, 2)
     assert report["command"] == ["mqa", "check", *lines, *options]
+    assert steps == [([parse(line) for line in lines], torch.device("cuda"), None), "judging"]
     page = files[1].read_text("utf-8")
     assert f"- {given_up}" in page
     assert "- command: mqa check 'dense fp8 S=3" in page
@@ -263,7 +268,23 @@ def test_on_a_gpu_kernels_are_compiled_before_cases_are_judged(monkeypatch, tmp_
     assert (name, folder, jobs) == ("sm_86", tmp_path, machine.usable_cores())
     check._compile_ahead(problems, torch.device("cpu"), None)
     check._compile_ahead(problems[:2], gpu, None)
+    monkeypatch.setattr(machine, "writable", lambda folder: False)
+    check._compile_ahead(problems, gpu, None)
     assert len(compiled) == 1
+
+
+def test_a_compiler_that_breaks_does_not_end_the_run(monkeypatch, tmp_path):
+    check = importlib.import_module("mqa.cli.check")
+    portable = next(one for one in BACKENDS.BACKENDS if one.name == "portable")
+
+    def broken(*_):
+        raise RuntimeError("NVRTC failed")
+
+    monkeypatch.setattr(check, "choose", lambda *_: portable)
+    monkeypatch.setattr(check.targets, "of", lambda kernel, device: "sm_86")
+    monkeypatch.setattr(check, "compile_all", broken)
+    monkeypatch.setattr(config, "cache_dir", lambda: tmp_path)
+    check._compile_ahead([parse(SMALL_DENSE)], torch.device("cuda"), None)
 
 
 def test_the_report_is_there_while_cases_run(run, monkeypatch, tmp_path):

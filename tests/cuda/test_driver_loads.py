@@ -96,9 +96,11 @@ def test_a_kernel_that_does_not_compile_is_no_kernel_and_can_be_tried_again(
 
 @pytest.fixture
 def _ask_again() -> Iterator[None]:
-    driver.unavailable.cache_clear()
+    for known in (driver.unavailable, driver._release):
+        known.cache_clear()
     yield
-    driver.unavailable.cache_clear()
+    for known in (driver.unavailable, driver._release):
+        known.cache_clear()
 
 
 @pytest.mark.usefixtures("_ask_again")
@@ -114,6 +116,7 @@ def test_a_driver_from_before_the_compiler_is_what_is_missing(fake: FakeDriver) 
     assert told.endswith(" and need one for CUDA 13.0 or newer (R580 or newer)")
 
 
+@pytest.mark.usefixtures("_ask_again")
 def test_ptx_needs_a_driver_as_new_as_the_compiler(
     fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +127,7 @@ def test_ptx_needs_a_driver_as_new_as_the_compiler(
     assert told.startswith("compute_80 is PTX of NVRTC 13.2, the NVIDIA driver is for CUDA 13.1")
     assert told.endswith("nvidia-cuda-nvrtc 13.1")
     fake.version = 13020
+    driver._release.cache_clear()
     assert driver.ptx_misfit("compute_80") is None
 
 

@@ -89,7 +89,7 @@ def test_of_too_many_products_rows_spread_evenly_are_judged() -> None:
     most = 3 * 40 * 4 * 32  # those of three rows
     dense = "dense mxfp8 S=9 N=40 H=4 D=32 windows=full"
     paged = "paged fp8 B=9 next_n=1 H=4 D=32 P=16 blocks=36 columns=3 L=40"
-    for line, seen in ((dense, {0, 4, 8}), (f"{dense} regime=exact", range(9)), (paged, range(9))):
+    for line, seen in ((dense, {0, 5, 8}), (f"{dense} regime=exact", range(9)), (paged, range(9))):
         case = make_case(parse(line))
         right = case.run(backend="reference")
         share = largest_error(case, right, FLOAT32, most_products=most)
@@ -98,9 +98,27 @@ def test_of_too_many_products_rows_spread_evenly_are_judged() -> None:
             wrong = right.clone()
             wrong[row, 7] += 1 + wrong[row, 7].abs()
             if row in seen:
-                with pytest.raises(AssertionError, match="replay: all of it"):
+                at = f"at row {row}, column 7.*\nreplay: all of it"
+                with pytest.raises(AssertionError, match=at):
                     largest_error(case, wrong, replay="all of it", most_products=most)
             else:
                 assert largest_error(case, wrong, most_products=most) == share
             with pytest.raises(AssertionError):
                 largest_error(case, wrong)
+
+
+def test_of_rows_that_are_passed_over_nan_and_what_is_cleaned_are_seen() -> None:
+    case = make_case(parse("dense fp8 S=9 N=40 H=4 D=32 windows=packed seed=3"))
+    right = case.run(backend="reference")
+    inside = logits(case).valid
+    assert largest_error(case, right, most_products=1) is not None
+    for row in range(1, 9):
+        within, outside = inside[row].argmax(), (~inside[row]).argmax()
+        for column, value in ((within, torch.nan), (outside, torch.nan), (outside, 1.0)):
+            wrong = right.clone()
+            wrong[row, column] = value
+            with pytest.raises(AssertionError, match=f"row {row}, column {column}"):
+                largest_error(case, wrong, most_products=1)
+    open_case = make_case(parse("dense fp8 S=9 N=40 H=4 D=32 windows=packed seed=3 clean=0"))
+    free = torch.where(torch.from_numpy(inside), right, torch.nan)
+    assert largest_error(open_case, free, most_products=1) is not None

@@ -11,6 +11,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
 @pytest.fixture(scope="session")
+def ampere() -> None:
+    """Skips on GPUs before compute capability 8.0."""
+    import harness
+
+    if harness.capability() < (8, 0):
+        pytest.skip("needs a GPU of compute capability 8.0 or newer")
+
+
+@pytest.fixture(scope="session")
 def hopper() -> None:
     """Skips on anything but compute capability 9.0: the facts are Hopper's, and so is the code."""
     import harness

@@ -1,7 +1,8 @@
 """Compiles a CUDA file of this folder with NVRTC and runs its kernels on numpy arrays.
 
-Needs cuda.bindings and numpy, and for running a GPU of compute capability 9.0. Nothing of `mqa`
-takes part, and the kernels share no code with its kernels, so that one slip can't hide in both.
+Needs cuda.bindings and numpy, and for running a GPU, for most files of compute capability 9.0.
+Nothing of `mqa` takes part, and the kernels share no code with its kernels, so that one slip can't
+hide in both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 from cuda.bindings import driver, nvrtc
 
 HERE = Path(__file__).resolve().parent
-OPTIONS = ("-arch=sm_90a", "-std=c++17", "-default-device")
+OPTIONS = ("-std=c++17", "-default-device")
+HOPPER = "sm_90a"
 GUARD_BYTES = 65536
 GUARD = 0x55
 
@@ -29,11 +31,12 @@ def checked(answer: tuple[Any, ...]) -> Any:
 
 
 @functools.cache
-def cubin(file: str, *defines: str) -> bytes:
+def cubin(file: str, *defines: str, arch: str = HOPPER) -> bytes:
     """The machine code of a file, compiled with these macros ("NAME=value")."""
     source = (HERE / file).read_bytes()
     program = checked(nvrtc.nvrtcCreateProgram(source, file.encode(), 0, [], []))
-    options = [option.encode() for option in (*OPTIONS, *(f"-D{define}" for define in defines))]
+    flags = (f"-arch={arch}", *OPTIONS, *(f"-D{define}" for define in defines))
+    options = [flag.encode() for flag in flags]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if int(status) != 0:
         log = bytearray(checked(nvrtc.nvrtcGetProgramLogSize(program)))
@@ -99,7 +102,9 @@ def zeros(shape: int | tuple[int, ...], dtype: type) -> Buffer:
 @functools.cache
 def _function(file: str, defines: tuple[str, ...], kernel: str) -> Any:
     _context()
-    module = checked(driver.cuModuleLoadData(cubin(file, *defines)))
+    major, minor = capability()
+    arch = HOPPER if (major, minor) == (9, 0) else f"sm_{major}{minor}"
+    module = checked(driver.cuModuleLoadData(cubin(file, *defines, arch=arch)))
     return checked(driver.cuModuleGetFunction(module, kernel.encode()))
 
 

@@ -1,6 +1,6 @@
-// d = a b^T + c for tiles of 64 x 64 by warp products of bfloat16, m16n8k16 one after the other.
+// d = a b^T + c for tiles of 64 x 64 by warp products of 16-bit numbers, m16n8k16 one after the other.
 //
-// a, b [tiles, 64, depth] bfloat16, c, d [tiles, 64, 64] float32; without has_c sums start at zero. A
+// TYPES: "bf16.bf16" or "f16.f16". a, b [tiles, 64, depth] of that type, c, d [tiles, 64, 64] float32; without has_c sums start at zero. A
 // CTA of four warps has a tile, a warp 16 of its rows. Fragments are loaded element by element.
 
 using Bits = unsigned short;
@@ -17,7 +17,7 @@ __device__ void multiply_block(
     float (&sums)[4], const Bits* a, const Bits* b, int depth, int group, int member) {
   for (int k = 0; k < depth; k += 16) {
     const int low = k + 2 * member, high = low + 8;
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPES ".f32 "
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(pair_at(a, depth, group, low)), "r"(pair_at(a, depth, group + 8, low)),

@@ -14,7 +14,8 @@ ACCUMULATE = [
     (f"FP8={fp8}", f"SEPARATE={separate}", f"SWIZZLED={swizzled}")
     for fp8, separate, swizzled in itertools.product((0, 1), repeat=3)
 ]
-COMPILED = {"accumulate.cu": ACCUMULATE, "instructions.cu": [()], "mma.cu": [()], "tma.cu": [()]}
+MMA = [(f'TYPES="{element}.{element}"',) for element in ("bf16", "f16")]
+COMPILED = {"accumulate.cu": ACCUMULATE, "instructions.cu": [()], "mma.cu": MMA, "tma.cu": [()]}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,12 @@ COMPILED = {"accumulate.cu": ACCUMULATE, "instructions.cu": [()], "mma.cu": [()]
 )
 def test_a_kernel_compiles_to_machine_code(file: str, defines: tuple[str, ...]) -> None:
     assert harness.cubin(file, *defines).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_120"])
+def test_products_of_a_warp_compile_for_gpus_before_and_after_hopper(arch: str) -> None:
+    for defines in MMA:
+        assert harness.cubin("mma.cu", *defines, arch=arch).startswith(b"\x7fELF")
 
 
 def test_no_file_is_left_out() -> None:

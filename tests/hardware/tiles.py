@@ -59,9 +59,11 @@ def bits(sums: np.ndarray) -> np.ndarray:
 
 
 def values(codes: Codes) -> np.ndarray:
-    """float64 values of E4M3 or bfloat16 codes."""
+    """float64 values of E4M3 or bfloat16 codes, and of float16 numbers."""
     if codes.dtype == np.uint8:
         return E4M3[codes]
+    if codes.dtype == np.float16:
+        return codes.astype(np.float64)
     with np.errstate(invalid="ignore"):
         return (codes.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 

@@ -186,7 +186,7 @@ def sm90(no_host_reads: Guard) -> Harness:
 
 @pytest.fixture(scope="session", params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
 def bf16(request: pytest.FixtureRequest) -> Harness:
-    """Hopper's kernels, which alone take keys in bfloat16, on a GPU and emulated."""
+    """Hopper's own kernels for bfloat16, on a GPU and emulated."""
     if request.param == "gpu":
         return _harness("sm90", request.getfixturevalue("no_host_reads"))
     if (missing := SM90_EMULATED.unusable_here()) is not None:

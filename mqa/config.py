@@ -34,7 +34,7 @@ def backend_name() -> str | None:
 
 @functools.cache
 def fallback() -> str:
-    policy = os.environ.get("MQA_FALLBACK", "warn")
+    policy = os.environ.get("MQA_FALLBACK") or "warn"
     if policy not in _FALLBACKS:
         raise ValueError(f"MQA_FALLBACK={policy!r}, expected one of {', '.join(_FALLBACKS)}")
     return policy
@@ -86,7 +86,11 @@ def arch() -> str | None:
     """What to compile for in place of what the GPU's compute capability says."""
     name = os.environ.get("MQA_ARCH") or None
     if name is not None and not re.fullmatch(r"sm_\d{2,3}[af]", name):
-        raise ValueError(f"MQA_ARCH={name!r}, expected an architecture such as sm_100f or sm_103a")
+        wanted = "an architecture such as sm_100f or sm_103a"
+        other = (
+            "" if not re.fullmatch(r"sm_\d+", name) else "; of portable kernels: MQA_PORTABLE_ARCH"
+        )
+        raise ValueError(f"MQA_ARCH={name!r}, expected {wanted}{other}")
     return name
 
 
@@ -95,7 +99,9 @@ def portable_arch() -> str | None:
     """What portable kernels are compiled to in place of a binary for the GPU at hand."""
     name = os.environ.get("MQA_PORTABLE_ARCH") or None
     if name is not None and not re.fullmatch(r"compute_\d{2,3}", name):
-        raise ValueError(f"MQA_PORTABLE_ARCH={name!r}, expected a virtual one such as compute_80")
+        plain = re.fullmatch(r"sm_(\d{2,3})", name)
+        example = f"compute_{plain[1] if plain else 80}"
+        raise ValueError(f"MQA_PORTABLE_ARCH={name!r}, expected a virtual one such as {example}")
     return name
 
 

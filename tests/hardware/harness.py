@@ -30,9 +30,18 @@ def checked(answer: tuple[Any, ...]) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-@functools.cache
 def cubin(file: str, *defines: str, arch: str = HOPPER) -> bytes:
     """The machine code of a file, compiled with these macros ("NAME=value")."""
+    return _compiled(file, defines, arch, "CUBIN")
+
+
+def ptx(file: str, *defines: str, arch: str) -> str:
+    """The same as PTX."""
+    return _compiled(file, defines, arch, "PTX").rstrip(b"\0").decode()
+
+
+@functools.cache
+def _compiled(file: str, defines: tuple[str, ...], arch: str, kind: str) -> bytes:
     source = (HERE / file).read_bytes()
     program = checked(nvrtc.nvrtcCreateProgram(source, file.encode(), 0, [], []))
     flags = (f"-arch={arch}", *OPTIONS, *(f"-D{define}" for define in defines))
@@ -42,8 +51,8 @@ def cubin(file: str, *defines: str, arch: str = HOPPER) -> bytes:
         log = bytearray(checked(nvrtc.nvrtcGetProgramLogSize(program)))
         checked(nvrtc.nvrtcGetProgramLog(program, log))
         raise RuntimeError(f"{file} {' '.join(defines)}: {status.name}\n{log.decode()}")
-    code = bytearray(checked(nvrtc.nvrtcGetCUBINSize(program)))
-    checked(nvrtc.nvrtcGetCUBIN(program, code))
+    code = bytearray(checked(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
+    checked(getattr(nvrtc, f"nvrtcGet{kind}")(program, code))
     checked(nvrtc.nvrtcDestroyProgram(program))
     return bytes(code)
 

@@ -31,6 +31,12 @@ QUICK = {
     "dense mxfp4 S=2 N=70 H=130 D=32 out=bfloat16",
     "paged mxfp4 B=5 next_n=1 H=32 D=128 P=48 blocks=40 columns=3 L=140 varlen=1 lens=random",
 }
+QUICK_IN_LINE = {
+    "paged fp8 B=2 next_n=2 H=24 D=128 P=64 blocks=50 columns=20 L=1216 clean=1 lens=ramp sms=1",
+    "paged bf16 B=1 next_n=1 H=24 D=128 P=32 blocks=50 columns=30 L=900 sms=1",
+    "dense fp8 S=2 N=200 H=8 D=64 kv_stride=80 kv_scale_stride=3",
+    "dense mxfp8 S=2 N=200 H=8 D=64 kv_stride=80 kv_scale_stride=3",
+}
 LINES = (
     *sorted(QUICK),
     "dense bf16 S=5 N=150 H=24 D=128 windows=random q_off=2 kv_off=6",
@@ -61,6 +67,15 @@ LINES = (
     "paged mxfp8 B=2 next_n=3 H=128 D=32 P=64 blocks=9 columns=3 L=150 clean=1 lens=ramp",
     "paged mxfp4 B=3 next_n=2 H=1 D=64 P=3 blocks=200 columns=60 L=170 table_stride=70x1 clean=1",
     "paged mxfp4 B=3 next_n=2 H=24 D=32 P=256 blocks=5 columns=1 L=256 lens=random w_stride=70x2",
+    # Chunks whose keys all exist, aligned, at one stride, which are copied at once: in pages, which
+    # a CTA looks up again for each of its rounds, here three or four; and in rows with gaps, as are
+    # their scales.
+    *sorted(QUICK_IN_LINE),
+    "paged mxfp8 B=2 next_n=2 H=24 D=64 P=64 blocks=50 columns=20 L=1216 clean=1 lens=ramp sms=1",
+    "paged mxfp4 B=2 next_n=2 H=24 D=32 P=64 blocks=50 columns=20 L=1216 clean=1 lens=ramp sms=1",
+    "paged bf16 B=2 next_n=2 H=24 D=64 P=64 blocks=50 columns=20 L=1216 clean=1 lens=ramp sms=1",
+    "dense mxfp4 S=2 N=200 H=8 D=128 kv_stride=80 kv_scale_stride=3",
+    "dense bf16 S=2 N=200 H=8 D=64 kv_stride=72",
 )
 
 

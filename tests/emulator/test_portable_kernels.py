@@ -19,6 +19,7 @@ from portable_cases import (
     FORMATS,
     LINES,
     QUICK,
+    QUICK_IN_LINE,
     Runner,
     infinities_do_what_the_definition_says,
     nan_elsewhere_does_not_matter,
@@ -82,7 +83,8 @@ def check(line: str | Problem) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in LINES]
+    "line",
+    [pytest.param(x, marks=() if x in QUICK | QUICK_IN_LINE else pytest.mark.slow) for x in LINES],
 )
 def test_logits_are_bitwise_the_definition_and_the_sums_of_the_model(line: str) -> None:
     with scheduled("hunt", seed=len(line)):
@@ -93,10 +95,12 @@ def test_logits_are_bitwise_the_definition_and_the_sums_of_the_model(line: str) 
 def test_cases_have_every_kind_of_size() -> None:
     problems = [parse(line) for line in LINES]
     assert {problem.H for problem in problems} >= {1, 5, 8, 24, 64, 100, 128, 130}
-    pages = {problem.P for problem in problems if isinstance(problem, PagedProblem)}
-    assert pages >= {1, 3, 48, 64, 256}
+    paged = [problem for problem in problems if isinstance(problem, PagedProblem)]
+    assert {problem.P for problem in paged} >= {1, 3, 48, 64, 256}
     pairs = {(problem.format, problem.D) for problem in problems}
     assert pairs == {*itertools.product(FORMATS, (32, 64, 128))}
+    rounds = {one.format for one in paged if one.P == 64 and one.L > 1024 and one.sms == 1}
+    assert rounds == {*FORMATS}
 
 
 @pytest.mark.parametrize("format", ONE_QUICK)

@@ -172,44 +172,52 @@ def windows_of_every_kind(run: Runner, H: int) -> None:
     assert run.call(case, cu_seq_len_k_start=start, cu_seq_len_k_end=start).eq(-torch.inf).all()
 
 
-def nan_reaches_what_uses_it(run: Runner, format: str) -> None:
-    """And nothing else."""
-    case = run.case(f"dense {format} S=6 N=260 H=24 D=64 windows=random seed=4")
-    t, want = case.tensors, run.call(case)
+def nan_reaches_what_uses_it(run: Runner, format: str, D: int) -> None:
+    """And nothing else. It lies at the ends of both halves of a row and inside them: a thread may
+    have some words of each half."""
+    case = run.case(f"dense {format} S=12 N=260 H=24 D={D} windows=full seed=4")
+    t, half = case.tensors, D // 2
+    dims = ((0, 5), (half - 1, half - 6), (half, half + 5), (D - 1, D - 7))
+    t["start"].copy_(run.int32(9, 0, 64, 99, 100, 127, 200, 0, 0, 127, 60, 50))
+    t["end"].copy_(run.int32(260, 260, 65, 180, 260, 140, 259, 260, 128, 260, 140, 50))
+    want = run.call(case)
     n = torch.arange(260, device=run.device)
     inside = (n >= t["start"][:, None]) & (n < t["end"][:, None])
-    poisoned = torch.zeros_like(inside)
-    first, second, *_ = inside.sum(1).argsort(descending=True).tolist()
-    t["w"][first, 3] = torch.nan
-    poisoned[first] = inside[first]
-    for token in (0, 127, 128, 259):
+    assert not want[inside].isnan().any()
+    rows = torch.zeros(12, dtype=torch.bool, device=run.device)
+    tokens = torch.zeros(260, dtype=torch.bool, device=run.device)
+    t["w"][0, 3] = torch.nan
+    rows[0] = True
+    for at, token in enumerate((0, 127, 128, 259)):
         if format == "fp8":
             t["kv_scale"][token] = torch.nan
-        elif format == "bf16":
-            t["kv"][token, 63] = torch.nan
-        else:
-            t["kv_scale"].view(torch.uint8).view(260, 4)[token, 1] = 0xFF
-        poisoned[:, token] |= inside[:, token]
-    if format == "bf16":
-        t["q"][second, 23, 62] = -torch.nan
-        poisoned[second] |= inside[second]
-    elif format != "mxfp4":  # E2M1 has no NaN.
-        for token, dim, code in ((131, 5, 0x7F), (64, 63, 0xFF), (65, 0, 0x7F), (70, 34, 0xFF)):
-            t["kv"].view(torch.uint8)[token, dim] = code
-            poisoned[:, token] |= inside[:, token]
-        t["q"].view(torch.uint8)[second, 23, 62] = 0xFF
-        poisoned[second] |= inside[second]
+        elif format != "bf16":
+            t["kv_scale"].view(torch.uint8).view(260, 4)[token, at % 2 * (D // 32 - 1)] = 0xFF
+        tokens[token] = format != "bf16"
+    if format != "mxfp4":  # E2M1 has no NaN.
+        keys, queries = (
+            t[name] if format == "bf16" else t[name].view(torch.uint8) for name in ("kv", "q")
+        )
+        codes = (torch.nan, -torch.nan) if format == "bf16" else (NAN_CODE, NAN_CODE | 0x80)
+        for at, (end, inner) in enumerate(dims):
+            keys[61 + at, end], keys[130 + at, inner] = codes[at % 2], codes[at // 2]
+            tokens[61 + at] = tokens[130 + at] = True
+            queries[1 + at, 23 - at, end] = codes[at // 2]
+            rows[1 + at] = True
     if format.startswith("mx"):
-        t["q_scale"].view(torch.uint8).view(6, 24, 4)[second, 11, 1] = 0xFF
-        poisoned[second] |= inside[second]
-    assert poisoned.any()
+        for row, block in ((5, 0), (6, D // 32 - 1)):
+            t["q_scale"].view(torch.uint8).view(12, 24, 4)[row, 11, block] = 0xFF
+            rows[row] = True
+    poisoned = inside & (rows[:, None] | tokens)
+    assert (inside & ~rows[:, None])[:, tokens].any(0).all()
+    assert poisoned[rows].any(1).all()
     assert (inside & ~poisoned).any()
     assert_bitwise(run.call(case), torch.where(poisoned, torch.nan, want))
 
 
-def nan_elsewhere_does_not_matter(run: Runner, format: str) -> None:
+def nan_elsewhere_does_not_matter(run: Runner, format: str, P: int) -> None:
     """All that a row does not use is NaN: other rows, tokens past its length, unused pages."""
-    case = run.case(paged_line(48, 200, "next_n=2 H=24 D=64 clean=1 seed=5", B=2, format=format))
+    case = run.case(paged_line(P, 200, "next_n=2 H=24 D=64 clean=1 seed=5", B=2, format=format))
     t = case.tensors
     t["lens"].copy_(run.int32(33, 131, 190, 60).view(2, 2))
     want = run.call(case)
@@ -229,6 +237,26 @@ def nan_elsewhere_does_not_matter(run: Runner, format: str) -> None:
     got = run.call(case)
     assert_bitwise(got[1:2], want[1:2])
     assert got[others].eq(-torch.inf).all()
+
+
+def bad_block_ids_read_as_zeros(run: Runner, format: str, P: int) -> None:
+    """Negative and too large ones, of pages of every round of a CTA and of one with few tokens."""
+    facts = "next_n=1 H=24 D=64 clean=1 lens=full sms=1 seed=5"
+    case = run.case(paged_line(P, 1100, facts, B=2, format=format))
+    table, cuts = case.tensors["table"], case.stale_schedule()
+    want = run.call(case, schedule_meta=cuts).clone()
+    blocks = len(case.tensors["cache"])
+    later = 1024 // P
+    for request, column, number in (
+        (0, 1, -1),
+        (0, later, blocks + 3),
+        (1, 0, 2**31 - 1),
+        (1, later - 3, -(2**31)),
+        (1, -(-1100 // P) - 1, blocks),
+    ):
+        table[request, column] = number
+        want[request, column * P : column * P + P] = 0.0
+    assert_bitwise(run.call(case, schedule_meta=cuts), want)
 
 
 def infinities_do_what_the_definition_says(run: Runner, H: int) -> None:

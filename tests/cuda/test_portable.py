@@ -18,6 +18,7 @@ from portable_cases import (
     EVERY,
     LINES,
     Runner,
+    bad_block_ids_read_as_zeros,
     infinities_do_what_the_definition_says,
     nan_elsewhere_does_not_matter,
     nan_reaches_what_uses_it,
@@ -32,6 +33,7 @@ import mqa
 from mqa import config
 from mqa.cli.machine import usable_cores
 from mqa.cuda import cache, targets
+from mqa.cuda.operands import HEAD_DIMS
 from mqa.cuda.portable import PORTABLE
 from mqa.problem import parse
 from mqa.reference import schedule
@@ -106,10 +108,22 @@ def test_sizes_off_every_tile(portable: Any, S: int, H: int) -> None:
         portable.check(f"dense fp8 S={S} N={N} H={H} D=128 windows=full regime=exact")
 
 
+@pytest.mark.parametrize("D", HEAD_DIMS)
 @pytest.mark.parametrize("format", FORMATS)
-def test_nan_reaches_what_uses_it_and_nothing_else(runner: Runner, format: str) -> None:
-    nan_reaches_what_uses_it(runner, format)
-    nan_elsewhere_does_not_matter(runner, format)
+def test_nan_reaches_what_uses_it(runner: Runner, format: str, D: int) -> None:
+    nan_reaches_what_uses_it(runner, format, D)
+
+
+@pytest.mark.parametrize("P", [48, 64])
+@pytest.mark.parametrize("format", FORMATS)
+def test_nan_elsewhere_does_not_matter(runner: Runner, format: str, P: int) -> None:
+    nan_elsewhere_does_not_matter(runner, format, P)
+
+
+@pytest.mark.parametrize("P", [48, 64])
+@pytest.mark.parametrize("format", FORMATS)
+def test_bad_block_ids_read_as_zeros(runner: Runner, format: str, P: int) -> None:
+    bad_block_ids_read_as_zeros(runner, format, P)
 
 
 @pytest.mark.parametrize("H", [5, 24, 130])

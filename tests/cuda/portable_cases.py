@@ -16,8 +16,8 @@ from torch import Tensor
 
 import mqa
 from mqa.cuda.operands import HEAD_DIMS
-from mqa.cuda.portable import ELEMENTS
-from mqa.problem import LOGITS_DTYPES, DenseProblem, Problem, parse
+from mqa.cuda.portable import ELEMENTS, PORTABLE
+from mqa.problem import LOGITS_DTYPES, DenseProblem, PagedProblem, Problem, parse
 from mqa.reference import definition
 from mqa.testing import Case, assert_bitwise, make_case
 
@@ -30,6 +30,12 @@ QUICK = {
     "dense mxfp8 S=5 N=70 H=24 D=64 windows=random q_off=3 kv_off=5 w_off=4",
     "dense mxfp4 S=2 N=70 H=130 D=32 out=bfloat16",
     "paged mxfp4 B=5 next_n=1 H=32 D=128 P=48 blocks=40 columns=3 L=140 varlen=1 lens=random",
+}
+QUICK_IN_LINE = {
+    "paged fp8 B=2 next_n=2 H=24 D=128 P=64 blocks=50 columns=20 L=1216 clean=1 lens=ramp sms=1",
+    "paged bf16 B=1 next_n=1 H=24 D=128 P=32 blocks=50 columns=30 L=900 sms=1",
+    "dense fp8 S=2 N=200 H=8 D=64 kv_stride=80 kv_scale_stride=3",
+    "dense mxfp8 S=2 N=200 H=8 D=64 kv_stride=80 kv_scale_stride=3",
 }
 LINES = (
     *sorted(QUICK),
@@ -61,6 +67,15 @@ LINES = (
     "paged mxfp8 B=2 next_n=3 H=128 D=32 P=64 blocks=9 columns=3 L=150 clean=1 lens=ramp",
     "paged mxfp4 B=3 next_n=2 H=1 D=64 P=3 blocks=200 columns=60 L=170 table_stride=70x1 clean=1",
     "paged mxfp4 B=3 next_n=2 H=24 D=32 P=256 blocks=5 columns=1 L=256 lens=random w_stride=70x2",
+    # Chunks whose keys all exist, aligned, at one stride, which are copied at once: in pages, which
+    # a CTA looks up again for each of its rounds, here three or four; and in rows with gaps, as are
+    # their scales.
+    *sorted(QUICK_IN_LINE),
+    "paged mxfp8 B=2 next_n=2 H=24 D=64 P=64 blocks=50 columns=20 L=1216 clean=1 lens=ramp sms=1",
+    "paged mxfp4 B=2 next_n=2 H=24 D=32 P=64 blocks=50 columns=20 L=1216 clean=1 lens=ramp sms=1",
+    "paged bf16 B=2 next_n=2 H=24 D=64 P=64 blocks=50 columns=20 L=1216 clean=1 lens=ramp sms=1",
+    "dense mxfp4 S=2 N=200 H=8 D=128 kv_stride=80 kv_scale_stride=3",
+    "dense bf16 S=2 N=200 H=8 D=64 kv_stride=72",
 )
 
 
@@ -112,6 +127,20 @@ class Runner:
         return torch.tensor(numbers, dtype=torch.int32, device=self.device)
 
 
+def own_schedule(
+    case: Case, parts: int, guard: Callable[[], AbstractContextManager[None]]
+) -> Tensor:
+    """By the portable kernels, which public calls use where no other backend makes schedules."""
+    t, problem = case.tensors, case.problem
+    out = torch.full((parts + 1, 2), -7, dtype=torch.int32, device=case.device)
+    with guard():
+        if isinstance(problem, PagedProblem):
+            PORTABLE.paged_metadata(t["lens"], t.get("indices"), out)
+        else:
+            PORTABLE.dense_metadata(t["start"], t["end"], problem.N, problem.H, out)
+    return out
+
+
 def same_bits_in_every_company(run: Runner, format: str, H: int) -> None:
     """A row alone, among others, compressed, in pages, with bfloat16 weights, of any window."""
     case = run.case(f"dense {format} S=8 N=200 H={H} D=64 weights=bfloat16 windows=full seed=3")
@@ -143,44 +172,52 @@ def windows_of_every_kind(run: Runner, H: int) -> None:
     assert run.call(case, cu_seq_len_k_start=start, cu_seq_len_k_end=start).eq(-torch.inf).all()
 
 
-def nan_reaches_what_uses_it(run: Runner, format: str) -> None:
-    """And nothing else."""
-    case = run.case(f"dense {format} S=6 N=260 H=24 D=64 windows=random seed=4")
-    t, want = case.tensors, run.call(case)
+def nan_reaches_what_uses_it(run: Runner, format: str, D: int) -> None:
+    """And nothing else. It lies at the ends of both halves of a row and inside them: a thread may
+    have some words of each half."""
+    case = run.case(f"dense {format} S=12 N=260 H=24 D={D} windows=full seed=4")
+    t, half = case.tensors, D // 2
+    dims = ((0, 5), (half - 1, half - 6), (half, half + 5), (D - 1, D - 7))
+    t["start"].copy_(run.int32(9, 0, 64, 99, 100, 127, 200, 0, 0, 127, 60, 50))
+    t["end"].copy_(run.int32(260, 260, 65, 180, 260, 140, 259, 260, 128, 260, 140, 50))
+    want = run.call(case)
     n = torch.arange(260, device=run.device)
     inside = (n >= t["start"][:, None]) & (n < t["end"][:, None])
-    poisoned = torch.zeros_like(inside)
-    first, second, *_ = inside.sum(1).argsort(descending=True).tolist()
-    t["w"][first, 3] = torch.nan
-    poisoned[first] = inside[first]
-    for token in (0, 127, 128, 259):
+    assert not want[inside].isnan().any()
+    rows = torch.zeros(12, dtype=torch.bool, device=run.device)
+    tokens = torch.zeros(260, dtype=torch.bool, device=run.device)
+    t["w"][0, 3] = torch.nan
+    rows[0] = True
+    for at, token in enumerate((0, 127, 128, 259)):
         if format == "fp8":
             t["kv_scale"][token] = torch.nan
-        elif format == "bf16":
-            t["kv"][token, 63] = torch.nan
-        else:
-            t["kv_scale"].view(torch.uint8).view(260, 4)[token, 1] = 0xFF
-        poisoned[:, token] |= inside[:, token]
-    if format == "bf16":
-        t["q"][second, 23, 62] = -torch.nan
-        poisoned[second] |= inside[second]
-    elif format != "mxfp4":  # E2M1 has no NaN.
-        for token, dim, code in ((131, 5, 0x7F), (64, 63, 0xFF), (65, 0, 0x7F), (70, 34, 0xFF)):
-            t["kv"].view(torch.uint8)[token, dim] = code
-            poisoned[:, token] |= inside[:, token]
-        t["q"].view(torch.uint8)[second, 23, 62] = 0xFF
-        poisoned[second] |= inside[second]
+        elif format != "bf16":
+            t["kv_scale"].view(torch.uint8).view(260, 4)[token, at % 2 * (D // 32 - 1)] = 0xFF
+        tokens[token] = format != "bf16"
+    if format != "mxfp4":  # E2M1 has no NaN.
+        keys, queries = (
+            t[name] if format == "bf16" else t[name].view(torch.uint8) for name in ("kv", "q")
+        )
+        codes = (torch.nan, -torch.nan) if format == "bf16" else (NAN_CODE, NAN_CODE | 0x80)
+        for at, (end, inner) in enumerate(dims):
+            keys[61 + at, end], keys[130 + at, inner] = codes[at % 2], codes[at // 2]
+            tokens[61 + at] = tokens[130 + at] = True
+            queries[1 + at, 23 - at, end] = codes[at // 2]
+            rows[1 + at] = True
     if format.startswith("mx"):
-        t["q_scale"].view(torch.uint8).view(6, 24, 4)[second, 11, 1] = 0xFF
-        poisoned[second] |= inside[second]
-    assert poisoned.any()
+        for row, block in ((5, 0), (6, D // 32 - 1)):
+            t["q_scale"].view(torch.uint8).view(12, 24, 4)[row, 11, block] = 0xFF
+            rows[row] = True
+    poisoned = inside & (rows[:, None] | tokens)
+    assert (inside & ~rows[:, None])[:, tokens].any(0).all()
+    assert poisoned[rows].any(1).all()
     assert (inside & ~poisoned).any()
     assert_bitwise(run.call(case), torch.where(poisoned, torch.nan, want))
 
 
-def nan_elsewhere_does_not_matter(run: Runner, format: str) -> None:
+def nan_elsewhere_does_not_matter(run: Runner, format: str, P: int) -> None:
     """All that a row does not use is NaN: other rows, tokens past its length, unused pages."""
-    case = run.case(paged_line(48, 200, "next_n=2 H=24 D=64 clean=1 seed=5", B=2, format=format))
+    case = run.case(paged_line(P, 200, "next_n=2 H=24 D=64 clean=1 seed=5", B=2, format=format))
     t = case.tensors
     t["lens"].copy_(run.int32(33, 131, 190, 60).view(2, 2))
     want = run.call(case)
@@ -200,6 +237,26 @@ def nan_elsewhere_does_not_matter(run: Runner, format: str) -> None:
     got = run.call(case)
     assert_bitwise(got[1:2], want[1:2])
     assert got[others].eq(-torch.inf).all()
+
+
+def bad_block_ids_read_as_zeros(run: Runner, format: str, P: int) -> None:
+    """Negative and too large ones, of pages of every round of a CTA and of one with few tokens."""
+    facts = "next_n=1 H=24 D=64 clean=1 lens=full sms=1 seed=5"
+    case = run.case(paged_line(P, 1100, facts, B=2, format=format))
+    table, cuts = case.tensors["table"], case.stale_schedule()
+    want = run.call(case, schedule_meta=cuts).clone()
+    blocks = len(case.tensors["cache"])
+    later = 1024 // P
+    for request, column, number in (
+        (0, 1, -1),
+        (0, later, blocks + 3),
+        (1, 0, 2**31 - 1),
+        (1, later - 3, -(2**31)),
+        (1, -(-1100 // P) - 1, blocks),
+    ):
+        table[request, column] = number
+        want[request, column * P : column * P + P] = 0.0
+    assert_bitwise(run.call(case, schedule_meta=cuts), want)
 
 
 def infinities_do_what_the_definition_says(run: Runner, H: int) -> None:

@@ -22,6 +22,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
@@ -32,7 +33,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
 from compact_paths import ACCURATE, HOPPER_ONLY, PATHS
-from portable_cases import LINES
+from portable_cases import LINES, own_schedule
 
 import mqa
 from mqa.problem import PagedProblem, Problem, parse
@@ -44,19 +45,25 @@ BACKENDS_OF, DEVICE = {9: "sm90", 10: "sm100"}, "cuda"
 PORTABLE = "portable"
 
 
-def fresh_schedule(case: Case) -> Tensor:
+def made_schedule(case: Case, backend: str, sms: int) -> Tensor:
+    """By the portable kernels for their own paths: public calls would get those of this GPU."""
+    t, problem = case.tensors, case.problem
+    if backend == PORTABLE:
+        return own_schedule(case, sms, nullcontext)
+    if isinstance(problem, PagedProblem):
+        return mqa.get_paged_mqa_logits_metadata(t["lens"], problem.P, sms, t.get("indices"))
+    return mqa.get_mqa_logits_metadata(t["start"], t["end"], problem.N, problem.H)
+
+
+def fresh_schedule(case: Case, backend: str) -> Tensor:
     """Cut points of the case for all SMs, which must be those of the definition."""
     t, problem, sms = case.tensors, case.problem, mqa.get_num_sms(DEVICE)
+    cuts = made_schedule(case, backend, sms)
+    host = {name: tensor.cpu() for name, tensor in t.items() if name not in ("q", "kv", "cache")}
     if isinstance(problem, PagedProblem):
-        lens, indices = t["lens"], t.get("indices")
-        cuts = mqa.get_paged_mqa_logits_metadata(lens, problem.P, sms, indices)
-        on_host = None if indices is None else indices.cpu()
-        want = schedule.paged_metadata(lens.cpu(), sms, on_host)
+        want = schedule.paged_metadata(host["lens"], sms, host.get("indices"))
     else:
-        bounds = t["start"], t["end"]
-        cuts = mqa.get_mqa_logits_metadata(*bounds, problem.N, problem.H)
-        start, end = (bound.cpu() for bound in bounds)
-        want = schedule.dense_metadata(start, end, problem.N, problem.H, sms)
+        want = schedule.dense_metadata(host["start"], host["end"], problem.N, problem.H, sms)
     if not torch.equal(cuts.cpu(), want):
         raise AssertionError(f"cut points differ\nreplay: {problem}")
     return cuts
@@ -65,7 +72,7 @@ def fresh_schedule(case: Case) -> Tensor:
 def check(problem: Problem, backend: str, *, fresh: bool = False) -> None:
     """The logits of a problem, without a schedule unless it asks for a stale or `fresh` one."""
     case = make_case(problem, DEVICE)
-    cuts = fresh_schedule(case) if fresh else None
+    cuts = fresh_schedule(case, backend) if fresh else None
     out = case.new_out()
     got = case.run(backend=backend, out=out, schedule_meta=cuts)
     assert_logits(case, got)

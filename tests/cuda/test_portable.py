@@ -18,24 +18,26 @@ from portable_cases import (
     EVERY,
     LINES,
     Runner,
+    bad_block_ids_read_as_zeros,
     infinities_do_what_the_definition_says,
     nan_elsewhere_does_not_matter,
     nan_reaches_what_uses_it,
+    own_schedule,
     plateau_is_plus_zero,
     same_bits_in_every_company,
     windows_of_every_kind,
 )
 from schedule_contents import CONTENTS
-from torch import Tensor
 
 import mqa
 from mqa import config
 from mqa.cli.machine import usable_cores
 from mqa.cuda import cache, targets
+from mqa.cuda.operands import HEAD_DIMS
 from mqa.cuda.portable import PORTABLE
-from mqa.problem import PagedProblem, parse
+from mqa.problem import parse
 from mqa.reference import schedule
-from mqa.testing import Case, assert_bitwise, guards_intact, read_corpus
+from mqa.testing import assert_bitwise, guards_intact, read_corpus
 
 pytestmark = pytest.mark.gpu
 CORPUS = Path(__file__).parents[1] / "corpus" / "ci.txt"
@@ -106,10 +108,22 @@ def test_sizes_off_every_tile(portable: Any, S: int, H: int) -> None:
         portable.check(f"dense fp8 S={S} N={N} H={H} D=128 windows=full regime=exact")
 
 
+@pytest.mark.parametrize("D", HEAD_DIMS)
 @pytest.mark.parametrize("format", FORMATS)
-def test_nan_reaches_what_uses_it_and_nothing_else(runner: Runner, format: str) -> None:
-    nan_reaches_what_uses_it(runner, format)
-    nan_elsewhere_does_not_matter(runner, format)
+def test_nan_reaches_what_uses_it(runner: Runner, format: str, D: int) -> None:
+    nan_reaches_what_uses_it(runner, format, D)
+
+
+@pytest.mark.parametrize("P", [48, 64])
+@pytest.mark.parametrize("format", FORMATS)
+def test_nan_elsewhere_does_not_matter(runner: Runner, format: str, P: int) -> None:
+    nan_elsewhere_does_not_matter(runner, format, P)
+
+
+@pytest.mark.parametrize("P", [48, 64])
+@pytest.mark.parametrize("format", FORMATS)
+def test_bad_block_ids_read_as_zeros(runner: Runner, format: str, P: int) -> None:
+    bad_block_ids_read_as_zeros(runner, format, P)
 
 
 @pytest.mark.parametrize("H", [5, 24, 130])
@@ -141,19 +155,6 @@ def test_twenty_launches_give_the_same_bits(portable: Any, line: str) -> None:
     for sms in range(1, 200, 10):
         with portable.num_sms(sms):
             assert_bitwise(portable.run(case, out=case.new_out()), want, where=where)
-
-
-def own_schedule(case: Case, parts: int, guard: Any) -> Tensor:
-    """By the backend's own kernel, which public calls use where no other backend makes them."""
-    t, problem = case.tensors, case.problem
-    out = torch.full((parts + 1, 2), -7, dtype=torch.int32, device=case.device)
-    with guard():
-        if isinstance(problem, PagedProblem):
-            lens = t["lens"]
-            PORTABLE.paged_metadata(lens, t.get("indices"), out)
-        else:
-            PORTABLE.dense_metadata(t["start"], t["end"], problem.N, problem.H, out)
-    return out
 
 
 @pytest.mark.parametrize("contents", CONTENTS)

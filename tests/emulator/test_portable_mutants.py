@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from mutants import (
     DEEP_SEEDS,
     DEEP_STEP,
@@ -28,9 +29,17 @@ CASES = {
     "mx": "dense mxfp4 S=5 N=150 H=24 D=64 regime=exact windows=random",
     "paged": "paged fp8 B=3 next_n=1 H=24 D=32 P=48 blocks=90 columns=24 L=1100 regime=exact "
     "lens=full",
+    # Pages of whole chunks, three rounds of a CTA.
+    "in_line": "paged fp8 B=3 next_n=1 H=24 D=32 P=64 blocks=60 columns=19 L=1216 regime=exact "
+    "lens=full",
+    "bad_id": "paged fp8 B=2 next_n=1 H=24 D=32 P=64 blocks=9 columns=3 L=150 regime=exact "
+    "lens=full",
+    "nan": "dense fp8 S=3 N=150 H=24 D=128 regime=exact windows=full",
+    "gaps": "dense fp8 S=2 N=200 H=8 D=64 regime=exact windows=full kv_stride=80 kv_scale_stride=3",
 }
 SCORE, LOAD, MATH = (f"portable/{name}.cuh" for name in ("score", "load", "math"))
 QUERIES, SOURCES = "portable/queries.cuh", "portable/sources.cuh"
+IN_BLOCK = "block(args, Source::task(args"
 AT_LOAD = "load_words(shared.k[warp], half, part, words);"
 WAIT = "        ptx::cp_async_wait_group_0();\n"
 FREE = "        __syncwarp();  // the place is free again\n"
@@ -66,7 +75,7 @@ MUTANTS = (
     Mutant("tokens_past_the_end_copied", SOURCES,
            "if (token >= end) return {};\n    return of_token(args, token);",
            "if (token > end) return {};\n    return of_token(args, token);", Kind.OUT_OF_BOUNDS,
-           "past the end of kv", "block(args, Source::task(args", case="wide"),
+           "past the end of kv", IN_BLOCK, case="wide"),
     Mutant("pages_past_the_end_looked_up", SOURCES, "keys, min(first, end - 1)", "keys, first",
            Kind.OUT_OF_BOUNDS, "of table", "args.page.divide(token)", case="paged"),
     Mutant("heads_past_the_last_read", QUERIES, "const bool exists = head < args.heads;",
@@ -84,13 +93,42 @@ MUTANTS = (
     Mutant("sums_of_other_lanes", MATH, "__shfl_xor_sync(kAllLanes, given, 2)",
            "__shfl_xor_sync(kAllLanes, given, 1)",
            case="wide"),
+    Mutant("page_of_the_first_round_in_the_second", SCORE,
+           "coming(args, keys, token + Tiling::kRound, end)", "coming(args, keys, token, end)",
+           case="in_line"),
+    Mutant("page_of_an_earlier_round", SCORE, "token + 2 * Tiling::kRound, end)", "token, end)",
+           case="in_line"),
+    Mutant("page_that_does_not_exist_copied", LOAD, " && line.key != nullptr", "",
+           Kind.OUT_OF_BOUNDS, "no allocation is near", IN_BLOCK, case="bad_id"),
+    Mutant("nan_of_the_first_part_alone", MATH,
+           "#pragma unroll 1\n      for (int part = 0; part < Row::kParts; part++)",
+           "#pragma unroll 1\n      for (int part = 0; part < 1; part++)", case="nan"),
+    Mutant("scales_without_their_stride", SOURCES, "args.k_scale_stride * 4}", "4}",
+           Kind.OUT_OF_BOUNDS, "of kv_scale, which", IN_BLOCK, case="gaps"),
+    Mutant("keys_without_their_stride", SOURCES, "place.scale, args.k_row_stride, ",
+           "place.scale, Tiling::kRowBytes, ", Kind.OUT_OF_BOUNDS, "of kv, which", IN_BLOCK,
+           case="gaps"),
 )  # fmt: skip
-QUICK = {"keys_not_waited_for", "warps_without_tokens_leave"}
+QUICK = {
+    "keys_not_waited_for",
+    "warps_without_tokens_leave",
+    "page_of_an_earlier_round",
+    "page_that_does_not_exist_copied",
+    "nan_of_the_first_part_alone",
+}
 """What `make test` has; each takes some seconds."""
 
 
 def launch_of(case: str, patch: pytest.MonkeyPatch) -> Launch:
-    return Launch(CASES[case], patch, backend="portable-emulated")
+    launch = Launch(CASES[case], patch, backend="portable-emulated")
+    t, data = launch.case.tensors, launch.case.data
+    if case == "bad_id":  # Whose tokens are zeros.
+        t["table"][1, 1] = -1
+        tokens = data.groups[1].keys[64:128]
+        data.k_codes[tokens], data.key_scale[tokens] = 0, 0
+    elif case == "nan":  # In the second part of a row.
+        t["kv"].view(torch.uint8)[77, 100] = data.k_codes[77, 100] = 0x7F
+    return launch
 
 
 @pytest.mark.parametrize("mutant", with_slow_ones(MUTANTS, QUICK))
@@ -110,8 +148,8 @@ def test_a_mistake_is_seen_without_checks_or_not(
 
 def test_most_mistakes_are_named() -> None:
     named = [mutant for mutant in MUTANTS if mutant.kind is not None]
-    assert len(MUTANTS) >= 15
-    assert 4 * len(named) >= 3 * len(MUTANTS)
+    assert len(MUTANTS) >= 20
+    assert 3 * len(named) >= 2 * len(MUTANTS)
     assert all(mutant.names and mutant.at for mutant in named)
     assert sum(not mutant.seen for mutant in MUTANTS) >= 3
 

@@ -72,7 +72,8 @@ def results(line: str, case: Case, backend: str) -> Iterator[Tensor]:
     if not line.startswith(METADATA):
         out = case.run(backend=backend)
         if not case.problem.clean:  # the rest is whatever the memory held
-            out = torch.where(valid(case, out.device), out, torch.zeros_like(out))
+            inside = torch.from_numpy(case.data.inside()).to(out.device)
+            out = torch.where(inside, out, torch.zeros_like(out))
         yield out
         return
     chosen = next(one for one in BACKENDS if one.name == backend)
@@ -84,15 +85,6 @@ def results(line: str, case: Case, backend: str) -> Iterator[Tensor]:
         else:
             chosen.paged_metadata(t["lens"], t.get("indices"), cuts)
         yield cuts
-
-
-def valid(case: Case, device: torch.device) -> Tensor:
-    """Entries of the logits that a call writes, [rows, width]."""
-    data = case.data
-    column = np.arange(data.width)
-    first = (data.start - data.origin)[:, None]
-    end = (data.end - data.origin)[:, None]
-    return torch.from_numpy((column >= first) & (column < end)).to(device)
 
 
 def run_line(line: str, backend: str, device: str) -> tuple[Case, list[Tensor]]:

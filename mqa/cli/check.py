@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -162,18 +162,23 @@ def _compile_ahead(problems: Sequence[Problem], device: torch.device, backend: s
     if device.type != "cuda" or folder is None or not machine.writable(folder):
         return
     kernels: dict[str, dict[Kernel, None]] = {}
-    for problem in problems:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", mqa.FallbackWarning)
-            try:
-                chosen = choose(problem, device, backend)
-            except (ValueError, mqa.BackendUnavailableError):  # which judging tells
-                continue
-        for kernel in chosen.kernels_of(problem) if isinstance(chosen, Gpu) else ():
-            kernels.setdefault(targets.of(kernel, device), {})[kernel] = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mqa.FallbackWarning)
+        for problem in problems:
+            for kernel in _kernels_of(problem, device, backend):
+                kernels.setdefault(targets.of(kernel, device), {})[kernel] = None
     with contextlib.suppress(RuntimeError):  # which judging tells, case by case
         for arch, needed in kernels.items():
             compile_all(list(needed), arch, folder, machine.usable_cores())
+
+
+def _kernels_of(problem: Problem, device: torch.device, backend: str | None) -> Iterable[Kernel]:
+    """Those that a call would reach; none where it is refused, which judging tells."""
+    try:
+        chosen = choose(problem, device, backend)
+    except (ValueError, mqa.BackendUnavailableError):
+        return ()
+    return chosen.kernels_of(problem) if isinstance(chosen, Gpu) else ()
 
 
 def _judged(

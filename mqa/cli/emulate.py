@@ -69,9 +69,7 @@ def _model(case: Case, backend: str) -> Accumulator:
     """How the backend, which has run the case, sums its dots."""
     if case.problem.regime == "exact":
         return accumulators.EXACT
-    name = EMULATED[backend].accumulator(case.problem.format)
-    model: Accumulator = getattr(accumulators, name)
-    return model
+    return accumulators.named(EMULATED[backend].accumulator(case.problem.format))
 
 
 def _told(launch: Summary) -> list[str]:

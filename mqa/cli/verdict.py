@@ -17,7 +17,6 @@ from mqa.cli.console import Stop, one_line
 from mqa.errors import BackendUnavailableError
 from mqa.problem import Problem
 from mqa.testing import (
-    Accumulator,
     Case,
     Tiled,
     accumulators,
@@ -106,7 +105,7 @@ def _run(case: Case, backend: str) -> Tensor:
 
 def _worst(case: Case, got: Tensor, name: str) -> float | None:
     """`largest_error` by the accumulator of that name."""
-    model: Accumulator = getattr(accumulators, name)
+    model = accumulators.named(name)
     if model is accumulators.FLOAT32:
         return largest_error(case, got, model)
     return largest_error(case, got, Tiled(model), most_products=_MOST_PRODUCTS)

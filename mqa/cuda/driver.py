@@ -64,15 +64,20 @@ def _too_old() -> str | None:
     return f"the NVIDIA driver is for CUDA {has[0]}.{has[1]}, {needs}{branch}"
 
 
+def assembles() -> bool:
+    """Whether the driver knows the compiler's PTX. Unlike binaries, that of a later release of the
+    same CUDA is unknown to it."""
+    has = _release()
+    return has is None or has >= compiler.release()
+
+
 def ptx_misfit(arch: str) -> str | None:
-    """Why the driver does not assemble what is compiled to PTX for `arch`, None if it does. Unlike
-    binaries, PTX of a later release of the same CUDA is unknown to it."""
-    if not arch.startswith("compute_"):
+    """Why the driver does not take what is compiled for `arch`, None if that is no PTX or PTX that
+    it assembles."""
+    has = _release()
+    if not arch.startswith("compute_") or has is None or assembles():
         return None
-    has, compiles = _release(), compiler.release()
-    if has is None or has >= compiles:
-        return None
-    by, knows = (".".join(map(str, release)) for release in (compiles, has))
+    by, knows = (".".join(map(str, release)) for release in (compiler.release(), has))
     return (
         f"{arch} is PTX of NVRTC {by}, the NVIDIA driver is for CUDA {knows} and assembles none "
         f"of later releases: it needs a newer driver, or nvidia-cuda-nvrtc {knows}"

@@ -141,7 +141,8 @@ class Portable(Gpu):
 
     def misfit(self, device: torch.device) -> str | None:
         misfit = targets.portable_misfit(device)
-        if misfit is not None or driver.unavailable() is not None:
+        # Each call asks, so the target is looked up again only where the answer may be no.
+        if misfit is not None or driver.unavailable() is not None or driver.assembles():
             return misfit
         return driver.ptx_misfit(targets.portable(device))
 

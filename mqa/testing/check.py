@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
+from mqa.problem import DenseProblem, Problem
 from mqa.testing._codes import F64, I64, Bool
 from mqa.testing.accumulators import EXACT, FLOAT32, Accumulator
 from mqa.testing.cases import Case
@@ -15,7 +15,6 @@ from mqa.testing.compare import assert_bitwise, assert_within, replay_line
 from mqa.testing.data import Group
 from mqa.testing.oracle import logits
 from mqa.testing.tolerance import tolerance
-from mqa.problem import DenseProblem, Problem
 
 
 def assert_logits(case: Case, got: Tensor, accumulator: Accumulator = FLOAT32) -> None:
@@ -81,20 +80,14 @@ class _Bounds:
 
 def _bounds(case: Case, accumulator: Accumulator, rows: I64 | None) -> _Bounds:
     """Of these rows, or of all."""
-    out, clean = case.problem.out, case.problem.clean
-    if rows is None:
-        result = logits(case, accumulator)
-        where = np.ones_like(result.valid) if clean else result.valid
-        return _Bounds(result.values, tolerance(result, out), where, np.zeros_like(where))
-    data = case.data
-    position = data.origin[:, None] + np.arange(data.width)
-    inside = (position >= data.start[:, None]) & (position < data.end[:, None])
-    result = logits(_rows_of(case, rows), accumulator)
+    judged: I64 | slice = slice(None) if rows is None else rows
+    result = logits(case if rows is None else _rows_of(case, rows), accumulator)
+    inside = case.data.inside()
     want, bound = np.full(inside.shape, -np.inf), np.zeros(inside.shape)
-    where, passed_over = ~inside & clean, inside.copy()
-    want[rows], bound[rows] = result.values, tolerance(result, out)
-    where[rows] = True if clean else result.valid
-    passed_over[rows] = False
+    want[judged], bound[judged] = result.values, tolerance(result, case.problem.out)
+    where, passed_over = ~inside & case.problem.clean, inside.copy()
+    where[judged] |= inside[judged]
+    passed_over[judged] = False
     return _Bounds(want, bound, where, passed_over)
 
 
@@ -118,10 +111,10 @@ def _rows_of(case: Case, rows: I64) -> Case:
     of_rows = {name: getattr(data, name)[rows] for name in ("q_codes", "weights", "start", "end")}
     if data.q_scales is not None:
         of_rows["q_scales"] = data.q_scales[rows]
-    data = dataclasses.replace(
+    data = replace(
         data,
         **of_rows,
         origin=data.origin[rows],
         groups=(Group(0, len(rows), data.groups[0].keys),),
     )
-    return dataclasses.replace(case, data=data)
+    return replace(case, data=data)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mqa.testing._codes import F32, F64, I64, U8, Codes, decode
+from mqa.testing._codes import F32, F64, I64, U8, Bool, Codes, decode
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ class Data:
         """Values of these keys with their block scales but without `key_scale`, [keys, D]."""
         scales = None if self.k_scales is None else self.k_scales[keys]
         return decode(self.k_codes[keys], scales, self.format)
+
+    def inside(self) -> Bool:
+        """Which entries of the result, [R, width], are inside the window of their row."""
+        position = self.origin[:, None] + np.arange(self.width)
+        return np.asarray((position >= self.start[:, None]) & (position < self.end[:, None]))
 
     def lengths(self) -> I64:
         """Valid entries of each row of the result, [R]."""

@@ -47,6 +47,16 @@ def test_doctor_reports_a_variable_that_is_wrong(run, monkeypatch, name, value, 
     assert words in result.stdout
 
 
+def pretend_gpu(monkeypatch, capability, missing=None):
+    """One of that compute capability, on a machine that lacks `missing` to compile for it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(machine, "gpus", list)
+    monkeypatch.setattr(driver, "unavailable", lambda: missing)
+
+
 @pytest.mark.parametrize(
     ("capability", "name", "value", "backend"),
     [((8, 6), "MQA_PORTABLE_ARCH", "sm_80", "portable"), ((9, 0), "MQA_ARCH", "sm_90", "sm90")],
@@ -54,12 +64,7 @@ def test_doctor_reports_a_variable_that_is_wrong(run, monkeypatch, name, value, 
 def test_doctor_reports_on_a_gpu_that_an_architecture_is_wrong(
     run, monkeypatch, capability, name, value, backend
 ):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    monkeypatch.setattr(machine, "gpus", list)
-    monkeypatch.setattr(driver, "unavailable", lambda: None)
+    pretend_gpu(monkeypatch, capability)
     monkeypatch.setenv(name, value)
     result = run("doctor")
     assert result.exit_code == 1
@@ -68,22 +73,16 @@ def test_doctor_reports_on_a_gpu_that_an_architecture_is_wrong(
 
 
 def test_doctor_reports_that_a_gpu_gets_the_reference_and_why(run, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(machine, "gpus", list)
-    monkeypatch.setattr(driver, "unavailable", lambda: "cuda-python is not installed")
     monkeypatch.setenv("COLUMNS", "300")
     for capability, names in (((8, 0), ["portable"]), ((9, 0), ["sm90", "portable"]), ((7, 5), [])):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, c=capability: c)
+        pretend_gpu(monkeypatch, capability, missing="cuda-python is not installed")
         result = run("doctor")
         told = "problem: calls on cuda:0 get the slow reference: "
         assert result.exit_code == (1 if names else 0)
         assert (told in result.stdout) == bool(names)
         for name in names:
             assert f"{name}: cuda-python is not installed" in result.stdout
-    monkeypatch.setattr(driver, "unavailable", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    pretend_gpu(monkeypatch, (8, 0))
     assert run("doctor").exit_code == 0
 
 

@@ -59,7 +59,7 @@ class Harness:
         return self.model_of("fp8")
 
     def model_of(self, format: Format) -> Accumulator:
-        return getattr(accumulators, self.backend.accumulator(format))  # type: ignore[no-any-return]
+        return accumulators.named(self.backend.accumulator(format))
 
     def case(self, problem: Problem | str) -> Case:
         return make_case(parse(problem) if isinstance(problem, str) else problem, self.device)
@@ -99,9 +99,7 @@ class Harness:
     @staticmethod
     def valid(case: Case) -> Bool:
         """[rows, width]: the entry is inside the window of its row."""
-        data = case.data
-        position = data.origin[:, None] + np.arange(data.width)
-        return np.asarray((position >= data.start[:, None]) & (position < data.end[:, None]))
+        return case.data.inside()
 
     @contextlib.contextmanager
     def num_sms(self, count: int) -> Iterator[None]:

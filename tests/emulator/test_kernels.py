@@ -76,7 +76,7 @@ def test_exact_cases_are_bitwise_the_oracle(line: str) -> None:
 def test_bounded_cases_are_within_the_head_sum_of_the_accumulator_model(line: str) -> None:
     case = make_case(parse(line))
     got = case.run(backend="sm90-emulated")
-    model = getattr(accumulators, SM90_EMULATED.accumulator(case.problem.format))
+    model = accumulators.named(SM90_EMULATED.accumulator(case.problem.format))
     assert_logits(case, got, model)
 
 

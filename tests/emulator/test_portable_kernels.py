@@ -70,7 +70,7 @@ def model_of(case: Case, *, sure: bool = True) -> Any:
     """How the emulator sums dots, to the bit; not `sure`: with room for what hardware may do."""
     if case.problem.regime == "exact":
         return accumulators.EXACT
-    found = getattr(accumulators, PORTABLE_EMULATED.accumulator(case.problem.format))
+    found = accumulators.named(PORTABLE_EMULATED.accumulator(case.problem.format))
     return dataclasses.replace(found, model=dataclasses.replace(found.model, confirmed=sure))
 
 

@@ -95,7 +95,7 @@ def test_a_line_is_what_the_oracle_and_the_gpu_say(line: str, recorder: ModuleTy
             assert torch.equal(got, want)
     else:
         backend = SM90_ACCURATE_EMULATED if line.startswith("accurate") else SM90_EMULATED
-        model = getattr(accumulators, backend.accumulator(case.problem.format))
+        model = accumulators.named(backend.accumulator(case.problem.format))
         assert_logits(case, outputs[0], model)
     if RECORDED.is_file():
         known = json.loads(RECORDED.read_text())

@@ -68,7 +68,7 @@ def case_of(line: str | Problem) -> Case:
 def model_of(case: Case) -> Accumulator:
     if case.problem.regime == "exact":
         return accumulators.EXACT
-    return getattr(accumulators, SM100_EMULATED.accumulator(case.problem.format))
+    return accumulators.named(SM100_EMULATED.accumulator(case.problem.format))
 
 
 def run(case: Case, **changes: Any) -> Tensor:

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 @pytest.fixture(scope="session")
 def ampere() -> None:
-    """Skips on GPUs before compute capability 8.0."""
+    """Skips on GPUs before compute capability 8.0, which lack the instructions asked about."""
     import harness
 
     if harness.capability() < (8, 0):

@@ -19,6 +19,8 @@ import tiles
 from tiles import Batch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("ampere")]
+MODELS = {"bf16": (AMPERE_BF16, HOPPER_MMA_BF16), "f16": (AMPERE_F16, HOPPER_MMA_F16)}
+"""By type of operands, before Hopper and from it on."""
 SHIFTS = {"plain": (0, 0), "shifted": (7, -8)}
 """Exponents that q and k get as well: for GPUs that convert E4M3 by its bits k comes as 2^-8 k, so
 that its subnormals are those of float16."""
@@ -55,31 +57,30 @@ def in_float16(batches: Iterator[Batch], shifts: tuple[int, int]) -> Iterator[Ba
         yield replace(batch, a=a, b=b, c=c)
 
 
+def assert_bits(batches: Iterator[Batch], element: str) -> None:
+    """Those of the model that is said to be the GPU's."""
+    wanted = model(*MODELS[element])
+    for batch in batches:
+        np.testing.assert_array_equal(run(batch, element), model_bits(batch, wanted), batch.name)
+
+
 @pytest.mark.parametrize("regime", tiles.PAIRS16)
 def test_random_tiles_have_the_bits_of_the_model(regime: str) -> None:
-    bf16 = model(AMPERE_BF16, HOPPER_MMA_BF16)
-    for batch in tiles.random_batches(False, regime):
-        np.testing.assert_array_equal(run(batch, "bf16"), model_bits(batch, bf16), batch.name)
+    assert_bits(tiles.random_batches(False, regime), "bf16")
 
 
 def test_zeros_nans_and_extremes_have_the_bits_of_the_model() -> None:
-    bf16 = model(AMPERE_BF16, HOPPER_MMA_BF16)
     with np.errstate(invalid="ignore"):
-        for batch in tiles.special_batches(False):
-            np.testing.assert_array_equal(run(batch, "bf16"), model_bits(batch, bf16), batch.name)
+        assert_bits(tiles.special_batches(False), "bf16")
 
 
 @pytest.mark.parametrize("shifts", SHIFTS.values(), ids=SHIFTS)
 @pytest.mark.parametrize("regime", tiles.PAIRS8)
 def test_e4m3_in_float16_has_the_bits_of_the_model(regime: str, shifts: tuple[int, int]) -> None:
-    f16 = model(AMPERE_F16, HOPPER_MMA_F16)
-    for batch in in_float16(tiles.random_batches(True, regime), shifts):
-        np.testing.assert_array_equal(run(batch, "f16"), model_bits(batch, f16), batch.name)
+    assert_bits(in_float16(tiles.random_batches(True, regime), shifts), "f16")
 
 
 @pytest.mark.parametrize("shifts", SHIFTS.values(), ids=SHIFTS)
 def test_extremes_of_e4m3_in_float16_have_the_bits_of_the_model(shifts: tuple[int, int]) -> None:
-    f16 = model(AMPERE_F16, HOPPER_MMA_F16)
     with np.errstate(invalid="ignore", over="ignore"):
-        for batch in in_float16(tiles.special_batches(True), shifts):
-            np.testing.assert_array_equal(run(batch, "f16"), model_bits(batch, f16), batch.name)
+        assert_bits(in_float16(tiles.special_batches(True), shifts), "f16")
